@@ -127,10 +127,9 @@ def draw_held_out(folder: Path) -> Figure:
         panel.set_xlabel("Buffer (bytes)")
     panels.flat[0].set_ylabel("All-reduce (us)")
     panels.flat[0].legend()
-    add_caption(
+    return add_caption(
         figure, "NCCL 2.27 and 2.29, aiconfigurator at 095f58a, fp16, out of place; dots: held out of the fit"
     )
-    return figure
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from wattcast.manage import hd7970
 from wattcast.manage.management_figures import LEGEND_RIGHT
 from wattcast.manage.plants import KnobRole, PlantTables
 from wattcast.manage.sensitivity_model import measure_table_sensitivities
-from wattcast.report.figure_style import FigureMaker, add_caption, new_figure, save_figures
+from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure, save_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,8 +46,7 @@ def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
 
 def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
     """Draw board power over compute settings at the top memory clock, relative to the lowest settings (figure 4)."""
-    figure = new_figure(6.0, 4.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(6.0, 4.0)
     row = tables.power_w[tables.kernels.index(kernel)] / tables.power_w[tables.kernels.index(kernel), 0]
     units, core = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS), tables.lattice.knob_values(KnobRole.CORE_CLOCK)
     full = (
@@ -64,8 +63,7 @@ def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
 
 def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
     """Draw board power over the memory clock at the highest compute settings (figure 5)."""
-    figure = new_figure(5.0, 3.6)
-    axes = figure.subplots()
+    figure, axes = new_axes(5.0, 3.6)
     which = tables.lattice.find_knob(KnobRole.MEMORY_CLOCK)
     assert which is not None, "the plant has no memory clock to turn"
     top = tables.lattice.top
@@ -121,8 +119,7 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
 def draw_phases(tables: PlantTables, kernel: str) -> Figure:
     """Draw work and memory share of a kernel's successive iterations (figure 14)."""
     rows = [i for i, name in enumerate(tables.kernels) if name == kernel]
-    figure = new_figure(6.0, 3.6)
-    axes = figure.subplots()
+    figure, axes = new_axes(6.0, 3.6)
     work = tables.work[rows] if tables.work is not None else np.ones(len(rows))
     axes.bar(range(1, len(rows) + 1), work, color=BLUE)
     axes.set(title=kernel, xlabel="Iteration", ylabel="Instructions (mean = 1)")

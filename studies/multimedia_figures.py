@@ -13,7 +13,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.counter_models.counter_validation import AT_RATE
 from wattcast.counter_models.two_rails import RailsFit, table_activity
-from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, add_caption, new_figure
+from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, add_caption, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,20 +53,17 @@ def draw_multimedia_power(fit: RailsFit, source: str) -> Figure:
     """Draw the power of each workload that was not trained on: parts stacked, measured as dots (paper figure 8)."""
     rows = _find_test_rows(fit)
     kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
-    figure = new_figure(9.6, 4.8)
-    axes = figure.subplots()
+    figure, axes = new_axes(9.6, 4.8)
     _stack_parts(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
     tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in kept])
     axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %", fontsize=9)
-    add_caption(figure, f"{source}; trained on {int(fit.train.sum())} microbenchmarks only")
-    return figure
+    return add_caption(figure, f"{source}; trained on {int(fit.train.sum())} microbenchmarks only")
 
 
 def draw_dct_power(fit: RailsFit, source: str) -> Figure:
     """Draw the DCT at a fixed frame rate in four variants: savings of data type and caching (paper figure 13)."""
     rows = _find_test_rows(fit)
-    figure = new_figure(8.2, 4.8)
-    axes = figure.subplots()
+    figure, axes = new_axes(8.2, 4.8)
     labels = [name.removeprefix("dct_").removesuffix(AT_RATE).replace("_uncached", ", past L1") for name in DCT_ROWS]
     labels = [label.replace("_cached", ", cached") for label in labels]
     _stack_parts(axes, fit, [rows[name] for name in DCT_ROWS], labels)
@@ -79,8 +76,7 @@ def draw_dct_power(fit: RailsFit, source: str) -> Figure:
         axes.text(place, top_w + 14.0, text, ha="center", va="bottom", fontsize=8)
     axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
     every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
-    add_caption(figure, f"{source}; {every}trained on microbenchmarks only")
-    return figure
+    return add_caption(figure, f"{source}; {every}trained on microbenchmarks only")
 
 
 def _find_test_rows(fit: RailsFit) -> dict[str, int]:

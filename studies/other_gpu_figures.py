@@ -83,8 +83,7 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
             label = f"{name}: power {off:.0f} %, latency {late:.0f} %"
             axes.plot(mhz, watts, style, color=MODULE_COLOURS["tensor"], label=label)
         axes.set_title(f"{model}, batch {batch}, {seq} tokens", fontsize=9)
-        axes.set_xlabel("Set clock (MHz)")
-        axes.set_ylabel("Power (W)")
+        axes.set(xlabel="Set clock (MHz)", ylabel="Power (W)")
         axes.set_ylim(0)
         axes.legend(frameon=False, fontsize=6, loc="lower right")
     text = "Predicted at the clock that really ran. "

@@ -248,17 +248,15 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
         plot_measured(axes, curve.clock_hz / 1e6, curve.measured_w)
         axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=PREDICTED, label="predicted", zorder=4)
         axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}", fontsize=8)
-        axes.set_xlabel("Clock (MHz)")
-        axes.set_ylabel("Power (W)")
+        axes.set(xlabel="Clock (MHz)", ylabel="Power (W)")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=7)
     bundle = bundle_for(find_gpu(GPU))
-    add_caption(
+    return add_caption(
         figure,
         "A100-PCIE-40GB; measured: EnergAIzer artifact (a100_pcie_40gb_dvfs.csv, a100_pcie_40gb_900mhz.csv); "
         f"predicted: {describe_origin(bundle)}",
     )
-    return figure
 
 
 def published_formats(found: Sequence[Format]) -> Figure:
@@ -285,8 +283,7 @@ def published_formats(found: Sequence[Format]) -> Figure:
         axes.set_ylabel(said)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    add_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
-    return figure
+    return add_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
 
 
 def published_figures(

@@ -28,7 +28,7 @@ from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.prediction import Prediction
-from wattcast.report.figure_style import FigureMaker, add_caption, new_figure
+from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.validate.ledger_figures import DOT, OURS, describe_rows, is_random_kind
 from wattcast.workload.operator_base import Operator
@@ -300,8 +300,7 @@ def _spread(cases: list[ModelCase]) -> list[ModelCase]:
 
 def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
     """Draw the share of time by kernel kind, one bar per workload; measured ones are outlined in black."""
-    figure = new_figure(9.0, 1.2 + 0.28 * len(found))
-    axes = figure.subplots()
+    figure, axes = new_axes(9.0, 1.2 + 0.28 * len(found))
     for place, entry in enumerate(found):
         left = 0.0
         for kind in KERNEL_KINDS:

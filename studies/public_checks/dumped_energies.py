@@ -22,7 +22,7 @@ from wattcast.gpuwattch.bottom_up.chip_model import list_chip_parts
 from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
 from wattcast.gpuwattch.energy_checks import EnergyRatio, make_ratio_row
 from wattcast.gpuwattch.energy_table import read_energies, with_coalescer
-from wattcast.report.figure_style import add_caption, new_figure
+from wattcast.report.figure_style import add_caption, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,8 +139,7 @@ def rank_correlation(ratios: Iterable[EnergyRatio]) -> float:
 
 def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
     """Draw every ratio by component class, the class's median, and the band it has to lie in."""
-    figure = new_figure(8.0, 5.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(8.0, 5.0)
     middle = class_medians(ratios)
     groups = list(middle)
     wheres = list(dict.fromkeys(r.where for r in ratios))

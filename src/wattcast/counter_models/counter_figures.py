@@ -27,6 +27,7 @@ from wattcast.report.figure_style import (
     SERIES_COLOURS,
     FigureMaker,
     add_caption,
+    new_axes,
     new_figure,
 )
 
@@ -91,10 +92,9 @@ def draw_error_planes(result: CounterFit, benchmark: int | None = None, caption:
     label = "Error on unseen work (%)" if signed else "Absolute error on unseen work (%)"
     figure.colorbar(image, ax=list(axes), label=label, shrink=0.85)
     who = f"benchmark {benchmark + 1}" if benchmark is not None else f"mean of {result.table.benchmarks} benchmarks"
-    add_caption(
+    return add_caption(
         figure, caption or f"{result.table.name}, {who}, each held out" + ("; predicted minus measured" * signed)
     )
-    return figure
 
 
 def draw_launch_power(
@@ -104,8 +104,7 @@ def draw_launch_power(
 
     Time in which a kernel without counters ran stays white. ``measured`` is seconds and watts.
     """
-    figure = new_figure(9.0, 4.2)
-    axes = figure.subplots()
+    figure, axes = new_axes(9.0, 4.2)
     edges = np.append(estimate.start_s, estimate.start_s[-1] + estimate.activity.duration_s[-1]) * 1e3
     known = np.where(estimate.known > 0, 1.0, np.nan)
     stacked = np.zeros(estimate.start_s.size)
@@ -122,12 +121,12 @@ def draw_launch_power(
         stacked = top
     if measured is not None:
         axes.plot(measured[0] * 1e3, measured[1], ".", color=MEASURED, markersize=4, label="measured")
-    axes.set_xlabel("Time (ms)")
-    axes.set_ylabel("Power (W)")
+    axes.set(xlabel="Time (ms)", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
-    add_caption(figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W")
-    return figure
+    return add_caption(
+        figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W"
+    )
 
 
 def draw_event_costs(result: CounterFit, caption: str = "") -> Figure:
@@ -138,8 +137,7 @@ def draw_event_costs(result: CounterFit, caption: str = "") -> Figure:
 
 
 def _draw_costs(rows: Sequence[FittedCost], caption: str) -> Figure:
-    figure = new_figure(7.5, 0.7 + 0.3 * len(rows))
-    axes = figure.subplots()
+    figure, axes = new_axes(7.5, 0.7 + 0.3 * len(rows))
     scale = np.array([c.largest_w / c.value if c.value else 0.0 for c in rows])
     value = np.array([c.largest_w for c in rows])
     low, high = value - scale * [c.low for c in rows], scale * [c.high for c in rows] - value
@@ -178,14 +176,12 @@ def draw_rail_voltages(
         at.set_xlabel("Clock (MHz)")
         at.legend(frameon=False, fontsize=7)
     axes[0].set_ylabel("Relative voltage")
-    add_caption(figure, caption or f"{result.table.name}; bars one standard error")
-    return figure
+    return add_caption(figure, caption or f"{result.table.name}; bars one standard error")
 
 
 def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
     """Draw the error on unseen work over the whole plane against the number of clock pairs in training."""
-    figure = new_figure(6.0, 3.8)
-    axes = figure.subplots()
+    figure, axes = new_axes(6.0, 3.8)
     by_memory: dict[int, list[tuple[int, float]]] = {}
     for subset in result.training_clocks:
         by_memory.setdefault(len(subset.memory_hz), []).append((subset.points, subset.mape))
@@ -193,12 +189,10 @@ def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
         label = f"{count} memory clock{'s' if count > 1 else ''}"
         axes.plot(*zip(*pairs, strict=True), "o-", color=_choose_colour(index + 1), label=label, markersize=4)
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("Clock pairs in training")
-    axes.set_ylabel("Error on unseen work (%)")
+    axes.set(xlabel="Clock pairs in training", ylabel="Error on unseen work (%)")
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, fontsize=8)
-    add_caption(figure, caption or result.table.name)
-    return figure
+    return add_caption(figure, caption or result.table.name)
 
 
 def _choose_colour(index: int) -> str:
@@ -219,8 +213,7 @@ def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
 
 def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     """Draw predicted against measured power: microbenchmarks, each held out, and rows never trained on."""
-    figure = new_figure(5.6, 5.2)
-    axes = figure.subplots()
+    figure, axes = new_axes(5.6, 5.2)
     top_w = 1.03 * float(max(fit.table.power_w.max(), fit.held_out_w[fit.train | fit.test].max()))
     axes.plot([0.0, top_w], [0.0, top_w], color=MEASURED, linewidth=0.8)
     axes.fill_between([0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %")
@@ -231,13 +224,11 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
             axes.plot(fit.table.power_w[rows], fit.held_out_w[rows], "o", ms=4, color=colour, label=label)
-    axes.set_xlabel("Measured power (W)")
-    axes.set_ylabel("Predicted power (W)")
+    axes.set(xlabel="Measured power (W)", ylabel="Predicted power (W)")
     axes.set_xlim(0.0, top_w)
     axes.set_ylim(0.0, top_w)
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    add_caption(figure, describe_source(fit, device))
-    return figure
+    return add_caption(figure, describe_source(fit, device))
 
 
 def draw_rails_costs(fit: RailsFit, device: str = "") -> Figure:

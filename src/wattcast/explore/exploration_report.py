@@ -36,6 +36,7 @@ from wattcast.report.figure_style import (
     SERIES_COLOURS,
     add_caption,
     describe_origin,
+    new_axes,
     new_figure,
 )
 from wattcast.report.prediction_figures import draw_pareto
@@ -245,8 +246,7 @@ _LABEL = {
 def draw_pareto_front(done: SweepResult) -> Figure:
     """Draw a selection of points by the first two objectives, and the Pareto front through them."""
     x, y = done.objectives[:2]
-    figure = new_figure(7.0, 5.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(7.0, 5.0)
     shown = done.summary.shown
     grey: dict[str, Any] = {"color": MODULE_COLOURS["static"], "alpha": 0.5}
     axes.plot(_scaled(x, shown[x]), _scaled(y, shown[y]), ".", ms=2, label="points", **grey)
@@ -269,8 +269,7 @@ def draw_heat_map(done: SweepResult, x: str, y: str, value: str = "energy_j") ->
         raise bad_value("heat map", "two axes of a grid", f"{columns.size} by {lines.size} different values")
     least = np.full((lines.size, columns.size), np.inf)
     np.minimum.at(least, (at_y, at_x), _scaled(value, shown[value]))
-    figure = new_figure(7.0, 5.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(7.0, 5.0)
     seen = np.ma.masked_invalid(least)
     mesh = axes.pcolormesh(_scaled(x, columns), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
     figure.colorbar(mesh, label=f"Least {axis_label(value).lower() if value != 'energy_j' else 'energy (J)'}")
@@ -286,8 +285,7 @@ def draw_curves(
         for index, (name, columns) in enumerate(found.items()):
             colour = SERIES_COLOURS[index % 8]
             axes.plot(_scaled(x, columns[x]), _scaled(value, columns[value]), color=colour, label=name)
-        axes.set_xlabel(axis_label(x))
-        axes.set_ylabel(axis_label(value))
+        axes.set(xlabel=axis_label(x), ylabel=axis_label(value))
     axes.legend(frameon=False, fontsize=7)
     return add_caption(figure, caption)
 
@@ -358,8 +356,7 @@ def draw_assignment(found: FleetAssignment, source: str) -> Figure:
     """Draw how many GPUs of each kind run each workload, stacked; idle ones in grey."""
     kinds = list(dict.fromkeys([*(str(row["gpu"]) for row in found.rows), *found.idle_gpus]))
     work = list(dict.fromkeys(str(row["workload"]) for row in found.rows))
-    figure = new_figure(7.5, 1.6 + 0.5 * len(kinds))
-    axes = figure.subplots()
+    figure, axes = new_axes(7.5, 1.6 + 0.5 * len(kinds))
     left = np.zeros(len(kinds))
     for index, name in enumerate([*work, "idle"]):
         width = np.zeros(len(kinds))

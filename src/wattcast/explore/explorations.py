@@ -229,7 +229,8 @@ def explore(
         if known:
             best[objective] = min(known, key=lambda point: point.results[column])
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
-    return Exploration(f"{_name_workload(workload)} on {where}", axes, tuple(points), best, bound, prices)
+    name = workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
+    return Exploration(f"{name} on {where}", axes, tuple(points), best, bound, prices)
 
 
 def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
@@ -241,10 +242,6 @@ def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
     if twice:
         raise bad_value("gpu", "each GPU once", f"{twice[0]} twice")
     return chips
-
-
-def _name_workload(workload: WorkloadSource) -> str:
-    return workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
 
 
 def _rank(point: Alternative) -> tuple[bool, bool, float]:

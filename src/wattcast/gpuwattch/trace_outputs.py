@@ -23,7 +23,7 @@ from wattcast.core.errors import MissingTool
 from wattcast.core.whole_files import replace_whole
 from wattcast.gpuwattch.trace_reading import CYCLES, MetricTrace, TraceSampling
 from wattcast.gpuwattch.trace_statistics import NO_STEADY_STATE, KernelPower, ListedKernel, SteadyRegion
-from wattcast.report.figure_style import new_figure
+from wattcast.report.figure_style import new_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -310,13 +310,11 @@ def draw_component_power(timeline: PowerBins, parts: tuple[str, ...], title: str
     rest = part_w.sum(axis=1) - part_w[:, shown].sum(axis=1)
     if rest.max(initial=0.0) > 1e-9:
         stack["all others"] = (rest, "#BFBFBF")
-    figure = new_figure(10.0, 5.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(10.0, 5.0)
     edges = np.append(start_s, end_s) * 1e6
     heights, colours = zip(*stack.values(), strict=True)
     axes.stackplot(edges, [np.append(y, y[-1]) for y in heights], labels=list(stack), colors=colours, step="post")
-    axes.set_xlabel("Time (µs)")
-    axes.set_ylabel("Power (W)")
+    axes.set(xlabel="Time (µs)", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
     axes.set_title(title)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)

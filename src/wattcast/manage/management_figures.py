@@ -21,7 +21,7 @@ from wattcast.manage.policy_comparison import PolicyComparison, PolicyOutcome
 from wattcast.manage.search_problem import Objective
 from wattcast.manage.sensitivity_model import SensitivityModel
 from wattcast.report.figure_style import MODULE_COLOURS as MODULE
-from wattcast.report.figure_style import FigureMaker, add_caption, new_figure
+from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +58,7 @@ def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
     """Draw the shares of chip, memory and the rest of the card in board power at the default settings (figure 1)."""
     assert tables.memory_w is not None
     assert tables.board_w is not None
-    figure = new_figure(5.0, 3.6)
-    axes = figure.subplots()
+    figure, axes = new_axes(5.0, 3.6)
     order, at = tables.order(application), tables.lattice.flat_index(tables.default)
     whole, memory = (
         np.average(table[order, at], weights=tables.time_s[order, at]) for table in (tables.power_w, tables.memory_w)
@@ -87,8 +86,7 @@ def draw_gains(
         for policy, rows in outcomes.items()
     }
     names = [*applications, *means]
-    figure = new_figure(max(7.0, 0.6 * len(names)), 4.2)
-    axes = figure.subplots()
+    figure, axes = new_axes(max(7.0, 0.6 * len(names)), 4.2)
     _draw_grouped_bars(axes, names, values)
     axes.set_ylabel(label)
     said = f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(means) > 1 else source
@@ -97,8 +95,7 @@ def draw_gains(
 
 def draw_residency(tables: PlantTables, played: PlayedRun, kernel: str | None = None) -> Figure:
     """Draw the share of time at each level of each knob, of a kernel or of the application (figures 15 and 16)."""
-    figure = new_figure(6.0, 4.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(6.0, 4.0)
     kept = played if kernel is None else _only(tables, played, kernel)
     shares = compute_residency(tables, kept)
     for i, (role, levels) in enumerate(shares.items()):
@@ -117,8 +114,7 @@ def draw_residency(tables: PlantTables, played: PlayedRun, kernel: str | None = 
 
 def draw_power_shares(tables: PlantTables, comparison: PolicyComparison, applications: Sequence[str]) -> Figure:
     """Draw power of chip and memory under default and controller, relative to the default's sum (figure 17)."""
-    figure = new_figure(max(6.0, 0.8 * len(applications)), 4.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(max(6.0, 0.8 * len(applications)), 4.0)
     for i, application in enumerate(applications):
         base = chip_and_memory_w(tables, comparison.runs[PolicyName.DEFAULT, application])
         for j, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
@@ -149,8 +145,7 @@ def draw_contributions(comparison: PolicyComparison, source: str) -> Figure:
     """Draw what the coarse step brings alone, and what the fine steps add (figure 18)."""
     found = {p: comparison.for_policy(p) for p in (PolicyName.COARSE, PolicyName.HARMONIA)}
     names = [o.application for o in found[PolicyName.HARMONIA]]
-    figure = new_figure(max(6.0, 0.6 * len(names)), 4.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(max(6.0, 0.6 * len(names)), 4.0)
     gains = {p: [o.ed2_gain_over_default_with_probing for o in rows] for p, rows in found.items()}
     _draw_grouped_bars(axes, names, gains)
     axes.set_ylabel("ED² gain over default (%)")
@@ -159,8 +154,7 @@ def draw_contributions(comparison: PolicyComparison, source: str) -> Figure:
 
 def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) -> Figure:
     """Draw how far each run of an application is from its oracle, over time."""
-    figure = new_figure(6.5, 3.6)
-    axes = figure.subplots()
+    figure, axes = new_axes(6.5, 3.6)
     table = score_tables(tables, objective)
     played = run.played
     gap = 100 * np.expm1(table[played.phase, played.chosen] - table.min(axis=-1)[played.phase])
@@ -174,8 +168,7 @@ def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) 
 
 def draw_picked_clocks(tables: PlantTables, comparison: PolicyComparison, objective: Objective) -> Figure:
     """Draw what every core clock of a replayed card gives, and which one was picked before anything ran."""
-    figure = new_figure(7.0, 4.2)
-    axes = figure.subplots()
+    figure, axes = new_axes(7.0, 4.2)
     clock_mhz = tables.lattice.knob_values(KnobRole.CORE_CLOCK) / 1e6
     table = score_tables(tables, Objective(objective.goal))
     for i, (application, order) in enumerate(tables.applications.items()):

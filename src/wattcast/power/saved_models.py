@@ -67,14 +67,20 @@ class PublishedModel:
     errata: tuple[str, ...]
 
 
+_PRESETS = files("wattcast.power").joinpath("presets")
+_FITTED = _PRESETS.joinpath("fitted")
+
+
 def preset_names() -> list[str]:
     """Return the names of published models."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+    return sorted(path.name.removesuffix(".yaml") for path in _PRESETS.iterdir() if path.name.endswith(".yaml"))
 
 
+@cache
 def load_preset(name: str) -> PublishedModel:
     """Return the published model of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
-    return _load(errors.resolve_name("preset", name, preset_names(), {"tk1": "tegra-k1"}))
+    known = errors.resolve_name("preset", name, preset_names(), {"tk1": "tegra-k1"})
+    return parse_preset(_PRESETS.joinpath(f"{known}.yaml").read_bytes(), known, f"{known}.yaml")
 
 
 def parse_preset(data: bytes, name: str, where: str) -> PublishedModel:
@@ -84,15 +90,6 @@ def parse_preset(data: bytes, name: str, where: str) -> PublishedModel:
     rails = tuple(reader.rail(rail, f"rails[{i}]") for i, rail in enumerate(file.rails))
     model = HybridRail(reader.number(file.base, "W", "base"), rails)
     return PublishedModel(name, file.title, model, tuple(file.sources.values()), tuple(file.errata))
-
-
-def _folder() -> Any:
-    return files("wattcast.power").joinpath("presets")
-
-
-@cache
-def _load(name: str) -> PublishedModel:
-    return parse_preset(_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
 
 
 class _Reader:
@@ -205,7 +202,7 @@ def load_saved_model(path: Path) -> SavedModel:
         wanted = f"a file, or {' or '.join(dict.fromkeys(known.values()))}, which ship"
         raise bad_value("power model", wanted, path.name)
     if name in shipped_models():
-        return parse_saved_model(_shipped(name).read_bytes(), f"{name}.yaml")
+        return parse_saved_model(_FITTED.joinpath(f"{name}.yaml").read_bytes(), f"{name}.yaml")
     published = load_preset(name)
     source = Provenance("; ".join(published.sources), device=published.title)
     return SavedModel(name, published.model, source, notes=published.errata)
@@ -213,12 +210,7 @@ def load_saved_model(path: Path) -> SavedModel:
 
 def shipped_models() -> list[str]:
     """Return the names of fitted models that ship."""
-    return sorted(p.name.removesuffix(".yaml") for p in _shipped("").iterdir() if p.name.endswith(".yaml"))
-
-
-def _shipped(name: str) -> Any:
-    folder = files("wattcast.power").joinpath("presets", "fitted")
-    return folder.joinpath(f"{name}.yaml") if name else folder
+    return sorted(p.name.removesuffix(".yaml") for p in _FITTED.iterdir() if p.name.endswith(".yaml"))
 
 
 def parse_saved_model(data: bytes, where: str) -> SavedModel:

@@ -189,11 +189,8 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
         return _saved(path, which)
     if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):
         return _run(path, plain, iterations)
-    raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", _kind(plain))
-
-
-def _kind(plain: object) -> str:
-    return f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
+    found = f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
+    raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", found)
 
 
 def _saved(path: str, which: str) -> RunSummary:
@@ -337,7 +334,10 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     if found.operators:
         console.print(_operators(found))
     if found.module_w:
-        console.print(_modules(found))
+        modules = new_table("module", "power", "energy")
+        for name in sorted(found.module_w, key=lambda n: -abs(found.module_w[n])):
+            modules.add_row(name, _signed(found.module_w[name], "W"), _signed(found.module_j[name], "J"))
+        console.print(modules)
     console.print(write_sentence(found), highlight=False)
     for note in dict.fromkeys(found.notes):
         console.print(f"  - {escape(note)}", style="dim", highlight=False)
@@ -383,7 +383,8 @@ def _operators(found: RunComparison) -> Any:
 
     ranked = sorted(found.operators, key=share, reverse=True)
     for pair in ranked[:MOST_LISTED]:
-        calls = f"{_calls(pair.a)} -> {_calls(pair.b)}" if _calls(pair.a) != _calls(pair.b) else _calls(pair.a)
+        counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
+        calls = " -> ".join(dict.fromkeys(counts))
         rows.add_row(escape(pair.name), calls, *_cells(pair.total_s, pair.total_w, pair.total_j, bool(pair.energy_j)))
     rest = ranked[MOST_LISTED:]
     if rest:
@@ -396,19 +397,8 @@ def _operators(found: RunComparison) -> Any:
     return rows
 
 
-def _calls(part: Any) -> str:
-    return "0" if part is None else f"{part.calls:g}"
-
-
 def _cells(seconds: float, watts: float, joules: float, known: bool) -> list[str]:
     return [_signed(seconds, "s"), _signed(watts, "W") if known else "", _signed(joules, "J") if known else ""]
-
-
-def _modules(found: RunComparison) -> Any:
-    rows = new_table("module", "power", "energy")
-    for name in sorted(found.module_w, key=lambda n: -abs(found.module_w[n])):
-        rows.add_row(name, _signed(found.module_w[name], "W"), _signed(found.module_j[name], "J"))
-    return rows
 
 
 _NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution

@@ -43,8 +43,7 @@ FigureMaker = Callable[[], "Figure"]  # draws when called
 
 def draw_breakdown(p: Prediction) -> Figure:
     """Draw watts by module, of the whole workload and of the operators that take most energy."""
-    figure = new_figure(9.0, 5.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(9.0, 5.0)
     ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))[:MOST_BREAKDOWN_OPS]
     shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
     names = ["whole workload", *shares]
@@ -175,3 +174,9 @@ def new_figure(width: float, height: float) -> Figure:
             return axes
 
     return House(figsize=(width, height), layout="constrained")
+
+
+def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return an empty figure of that size in inches, and its only axes."""
+    figure = new_figure(width, height)
+    return figure, figure.subplots()

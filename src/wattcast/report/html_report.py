@@ -122,6 +122,8 @@ def build_report_page(
     """Build the page of a configuration and of others, each a view or the reason why there is none."""
     p = main.prediction
     title = f"{p.name} on {p.gpu}"
+    seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))][:8]
+    compared = embed_figure(draw_clock_curves(seen), "clock curves compared") if len(seen) > 1 else HtmlMarkup("")
     sections = [
         ("Where the power goes", embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}")),
         ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
@@ -132,7 +134,7 @@ def build_report_page(
         ("Modules and operators", _breakdown(main)),
         ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
         ("Against the roof", _roofline(main)),
-        ("Clock curves compared", _compared_clocks(main, others)),
+        ("Clock curves compared", compared),
         ("Assumed", make_element("ul", *(make_element("li", note) for note in rank_assumptions(p)))),
         ("Where it comes from", _provenance(main, how, now)),
     ]
@@ -298,11 +300,6 @@ def _others(main: ConfigurationView, others: Mapping[str, ConfigurationView | st
         )
         pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(pieces)
-
-
-def _compared_clocks(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
-    seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
-    return embed_figure(draw_clock_curves(seen[:8]), "clock curves compared") if len(seen) > 1 else HtmlMarkup("")
 
 
 def _provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:

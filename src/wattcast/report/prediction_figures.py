@@ -25,6 +25,7 @@ from wattcast.report.figure_style import (
     check_figure_path,
     describe_origin,
     draw_breakdown,
+    new_axes,
     new_figure,
     plot_measured,
 )
@@ -184,8 +185,7 @@ def draw_against_measured(
     known = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
     if not known.any():
         raise bad_value("predicted against measured", "rows with both", "none")
-    figure = new_figure(6.4, 6.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(6.4, 6.0)
     family = np.array(kinds)
     for index, kind in enumerate(dict.fromkeys(family[known])):
         at = known & (family == kind)
@@ -204,8 +204,7 @@ def draw_against_measured(
 
 def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
     """Draw named points by two quantities to be small, and the front through those that nothing beats."""
-    figure = new_figure(7.0, 5.0)
-    axes = figure.subplots()
+    figure, axes = new_axes(7.0, 5.0)
     place = np.array(list(points.values()), dtype=np.float64)
     best = pareto_front(place)
     axes.step(
