@@ -16,7 +16,7 @@ from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -203,9 +203,9 @@ def build_coefficients(kind: Any, plain: Any) -> Any:
         return {name: build_coefficients(inside[1], item) for name, item in plain.items()}
     if not is_dataclass(kind):
         return kind(plain)
-    hints = get_type_hints(kind)
+    hints, make = get_type_hints(kind), cast("Callable[..., Any]", kind)
     given = [item.name for item in fields(kind) if item.name in plain]
-    return kind(**{name: build_coefficients(hints[name], plain[name]) for name in given})
+    return make(**{name: build_coefficients(hints[name], plain[name]) for name in given})
 
 
 def interval_energy_j(power: Power, duration_s: Array) -> Array:
