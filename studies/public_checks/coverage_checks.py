@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from studies.public_checks.other_gpu_checks import to_calibration_row
+from studies.public_checks.published_runs import PUBLISHED_GPU, clean_runs, read_other_gpus, read_published_runs
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import CHAINS_FILE, database_folder, read_table
 from wattcast.core.strict_files import FitStatus
 from wattcast.fit import whole_models
-from wattcast.fit.calibration import UNCAPPED_W, MeasuredModel
-from wattcast.fit.calibration_rows import PUBLISHED_GPU, clean_runs, read_other_gpus, read_published_runs
+from wattcast.fit.calibration import MeasuredModel
 from wattcast.fit.held_out import analyse_rows, predict_with_bundle, weighted_quantile
 from wattcast.fit.kernel_rows import parse_operators, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
@@ -42,6 +42,7 @@ from wattcast.predictor.uncertainty import compute_interval, find_unmeasured, ke
 from wattcast.validate.ledger import Tell
 from wattcast.workload.graph import Block, Graph
 
+UNCAPPED_W = 1e9  # a power limit that no card reaches
 LEVEL = 0.9
 WANTED = (82.0, 97.0)  # percent of a public set inside
 WIDEST = 1.5  # times the narrowest width

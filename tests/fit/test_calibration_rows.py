@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from studies.public_checks.other_gpu_checks import other_gpu_rows, to_calibration_row
 from studies.public_checks.published_checks import power_limit_rows
+from studies.public_checks.published_runs import PUBLISHED_GPU, clean_runs, read_published_runs, select_reported_runs
 
 from wattcast import hardware
 from wattcast.fit.calibration import analyse_models, calibrate_analysed, predict_models
-from wattcast.fit.calibration_rows import PUBLISHED_GPU, clean_runs, read_published_runs, select_reported_runs
 from wattcast.predictor.bundle import bundle_for
 
 

@@ -36,8 +36,6 @@ from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.timeline import KernelPhase, Timeline
 from wattcast.workload.graph import Graph
 
-UNCAPPED_W = 1e9  # a power limit that no card reaches
-
 
 @dataclass(frozen=True)
 class MeasuredModel:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import combinations
@@ -104,10 +104,8 @@ _ISSUED: dict[str, Callable[[Iterable[Operator], int], Iterator[Operator]]] = {
 }
 
 
-PUBLISHED_GPU = "a100-pcie-40gb"
 PUBLISHED_HEADER = ("workload", "energy", "time", "avg_freq", "temp")
-PUBLISHED_FILES = {"900": "a100_pcie_40gb_900mhz.csv", "clocks": "a100_pcie_40gb_dvfs.csv"}
-_MODELS = {
+PUBLISHED_MODELS = {
     ("gpt2model", "gpt2"): "gpt2",
     ("optmodel", "opt-1p3b"): "opt-1.3b",
     ("qwen2model", "qwen2-1p5b"): "qwen2-1.5b",
@@ -156,80 +154,12 @@ class PublishedRun:
         return build_run_graph(self.model, self.batch, self.seq, self.dtype)
 
 
-def read_published_runs(folder: Path, which: str) -> list[PublishedRun]:
-    """Read the published rows at 900 MHz (``900``) or over clocks (``clocks``)."""
-    path = folder / "energaizer" / "measurements" / PUBLISHED_FILES[which]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BadInput(f"{path.name}: cannot be read ({error.strerror}).") from None
-    lists = _lists(folder)
-    return [_parse_run(line, lists) for line in csv.DictReader(lines)]
-
-
-def _lists(folder: Path) -> set[str]:
-    return {path.stem for path in (folder / "energaizer" / "workloads").glob("*.json")}
-
-
-def parse_published_runs(lines: Iterable[dict[str, str]]) -> list[PublishedRun]:
-    """Parse rows of the published form from any file."""
-    return [_parse_run(line, set()) for line in lines]
-
-
-# Near-idle power and times far too short (README of the reference data).
-_CORRUPT = {"a10": (("opt-1.3b", 8, 2048), ("qwen2-1.5b", 4, 4096))}
-_OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10": "a10"}
-
-
-def read_other_gpus(folder: Path) -> dict[str, list[PublishedRun]]:
-    """Read clean rows of other GPUs from files of the same form (``h100*.csv`` ...), by catalogue name."""
-    lists = _lists(folder)
-    found: dict[str, list[PublishedRun]] = {}
-    for path in sorted((folder / "energaizer" / "measurements").glob("*.csv")):
-        names = [
-            gpu
-            for start, gpu in _OTHERS.items()
-            if path.name.startswith(start) and path.name[len(start) :][:1] in "_."
-        ]
-        if names:
-            lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-            runs = [_parse_run(line, lists) for line in lines]
-            whole = [r for r in runs if (r.model, r.batch, r.seq) not in _CORRUPT.get(names[0], ())]
-            found.setdefault(names[0], []).extend(clean_runs(whole))
-    return found
-
-
-def select_reported_runs(folder: Path, clean_rows: list[PublishedRun]) -> list[PublishedRun]:
-    """Select the rows over clocks that the artifact's own report covers."""
-    path = folder / "energaizer" / "measurements" / "artifact_dvfs_report.csv"
-    report = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-    keys = {
-        (_MODELS[r["model"], r["config"]], int(r["batch"]), int(r["seq"]), r["prec"], int(r["freq"])) for r in report
-    }
-    return [r for r in clean_rows if (r.model, r.batch, r.seq, r.dtype, round(r.set_hz / 1e6)) in keys]
-
-
-def clean_runs(found: list[PublishedRun]) -> list[PublishedRun]:
-    """Select rows that have an operator list and are not corrupt, and average repeats.
-
-    There are 68 workloads at 900 MHz, and 163 rows over clocks.
-    """
-    groups: dict[tuple[str, float], list[PublishedRun]] = {}
-    for r in found:
-        if r.listed and not r.corrupt:
-            groups.setdefault((r.name, r.set_hz), []).append(r)
-    averaged = ("clock_hz", "temperature_c", "latency_s", "power_w")
-    return [
-        replace(alike[0], **{name: sum(getattr(r, name) for r in alike) / len(alike) for name in averaged})
-        for alike in groups.values()
-    ]
-
-
-def _parse_run(line: dict[str, str], lists: set[str]) -> PublishedRun:
+def parse_published_run(line: dict[str, str], lists: Collection[str] = ()) -> PublishedRun:
+    """Parse a row of the published form; ``lists`` are names of the runs that the artifact has operators of."""
     match = _NAME.fullmatch(line["workload"])
-    if match is None or (match["kind"], match["config"]) not in _MODELS:
+    if match is None or (match["kind"], match["config"]) not in PUBLISHED_MODELS:
         raise BadInput(f"a run named {clip_text(line['workload'])} is not understood: wanted a name such as {_LIKE}.")
-    model, batch = _MODELS[match["kind"], match["config"]], int(match["batch"])
+    model, batch = PUBLISHED_MODELS[match["kind"], match["config"]], int(match["batch"])
     seq = int(match["seq"]) if match["seq"] else None
     try:
         latency_s, energy_j, mhz, celsius = (float(line[k]) for k in ("time", "energy", "avg_freq", "temp"))
@@ -323,7 +253,7 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
         raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
     if set(lines[0][1]) == set(PUBLISHED_HEADER):
         top_hz = float(sweep_values(gpu.clocks.max_hz))
-        runs = parse_published_runs([{k: str(v) for k, v in entry.items()} for _, entry in lines])
+        runs = [parse_published_run({k: str(v) for k, v in entry.items()}) for _, entry in lines]
         measured = [  # at the clock that really ran
             MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, min(r.clock_hz, top_hz), r.temperature_c)
             for r in runs

@@ -8,11 +8,11 @@ are known by words in their names.
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.resources import files
+
+from wattcast.core.strict_files import read_shipped_table
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ _GENERATION = {"volta": "sm70", "turing": "sm75", "ampere": "sm80", "maxwell": "
 @cache
 def _load_words() -> list[tuple[re.Pattern[str], str, str]]:
     """Read ``kernel_words.csv``: patterns of kernels whose names have no tile, in the order they are tried in."""
-    text = files("wattcast.kernels").joinpath("kernel_words.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = read_shipped_table("wattcast.kernels", "kernel_words.csv")
     return [(re.compile(row["pattern"]), row["family"], row["library"]) for row in rows]
 
 

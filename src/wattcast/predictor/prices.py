@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import TypedDict, overload
 
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
 ANY_GPU = ""  # in ``rent_per_s``: every GPU that is not named
@@ -99,11 +98,8 @@ def parse_prices(
 @cache
 def carbon_regions() -> dict[str, tuple[float, str]]:
     """Grams of CO2 equivalent per kWh by region, with the year and the source."""
-    text = files("wattcast.predictor").joinpath("carbon.csv").read_text(encoding="utf-8")
-    return {
-        row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}")
-        for row in csv.DictReader(text.splitlines())
-    }
+    rows = read_shipped_table("wattcast.predictor", "carbon.csv")
+    return {row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}") for row in rows}
 
 
 def _money(text: str, per: str, where: str, example: str) -> tuple[float, str]:

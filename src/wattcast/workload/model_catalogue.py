@@ -6,7 +6,6 @@ A catalogue model is a YAML file with the dimensions its makers published. An ar
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 
 from wattcast.core.errors import bad_value, fold_name, resolve_name, unknown_name
-from wattcast.core.strict_files import convert_plain, decode_yaml
+from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
 
 
 class ModelKind(StrEnum):
@@ -175,8 +174,7 @@ class ModelAlias:
 @cache
 def load_aliases() -> dict[str, ModelAlias]:
     """Read other names people use, such as those of the Hugging Face hub."""
-    text = (_catalogue_folder() / "aliases.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = read_shipped_table("wattcast.workload", "catalogue", "aliases.csv")
     return {r["alias"]: ModelAlias(r["name"], int(r["max_positions"]) if r["max_positions"] else None) for r in rows}
 
 

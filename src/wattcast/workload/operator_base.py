@@ -7,14 +7,13 @@ the registry. Nothing here depends on a GPU.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 
 _OperatorType = TypeVar("_OperatorType", bound="Operator")
@@ -177,12 +176,11 @@ class PointwiseFunction:
 @cache
 def load_functions() -> dict[str, PointwiseFunction]:
     """Read all pointwise functions, by name."""
-    text = files("wattcast.workload").joinpath("elementwise.csv").read_text(encoding="utf-8")
     return {
         row["function"]: PointwiseFunction(
             row["function"], int(row["inputs"]), float(row["flop"]), float(row["sfu_op"]), row["meaning"]
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in read_shipped_table("wattcast.workload", "elementwise.csv")
     }
 
 

@@ -12,11 +12,9 @@ division, 22 and 3 for SiLU.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from math import ceil
 from operator import attrgetter
 from typing import NamedTuple
@@ -25,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.special_grids import (
@@ -100,11 +99,8 @@ _ADDITION = FunctionCost(7.0, 0.0)
 
 @cache
 def _function_costs() -> dict[str, FunctionCost]:
-    text = files("wattcast.kernels.families").joinpath("function_cost.csv").read_text(encoding="utf-8")
-    return {
-        row["function"]: FunctionCost(float(row["issue"]), float(row["start_cycle"]))
-        for row in csv.DictReader(text.splitlines())
-    }
+    rows = read_shipped_table("wattcast.kernels.families", "function_cost.csv")
+    return {row["function"]: FunctionCost(float(row["issue"]), float(row["start_cycle"])) for row in rows}
 
 
 def function_cost(function: str) -> FunctionCost:

@@ -6,14 +6,13 @@ Calls that need no arithmetic on their arguments are rows of ``aten.csv``; the o
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import prod
 from typing import Any, TypeAlias
 
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import (
@@ -104,8 +103,7 @@ class AtenRule:
 @cache
 def load_rules() -> dict[str, AtenRule]:
     """Read the rules of all calls that need no arithmetic on their arguments, by ATen name."""
-    text = files("wattcast.workload.readers").joinpath("aten.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = read_shipped_table("wattcast.workload.readers", "aten.csv")
     return {row["aten"]: AtenRule(row["kind"], row["one"], row["several"]) for row in rows}
 
 

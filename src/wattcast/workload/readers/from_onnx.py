@@ -7,18 +7,16 @@ it.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
@@ -144,8 +142,8 @@ class _Call:
 @cache
 def _load_rules() -> dict[str, tuple[str, str]]:
     """Read which kind of operator and which function a node becomes, by its type."""
-    text = files("wattcast.workload.readers").joinpath("onnx.csv").read_text(encoding="utf-8")
-    return {row["onnx"]: (row["kind"], row["function"]) for row in csv.DictReader(text.splitlines())}
+    rows = read_shipped_table("wattcast.workload.readers", "onnx.csv")
+    return {row["onnx"]: (row["kind"], row["function"]) for row in rows}
 
 
 def _map_node(call: _Call) -> list[Operator] | None:
