@@ -292,5 +292,11 @@ def counters(
 
 pack = make_command(measure_verbs.pack)
 summary = make_command(measure_verbs.summary)
-for _verb in (measure_verbs.idle, measure_verbs.sensor, measure_verbs.models, measure_verbs.engine):
+for _verb in (
+    measure_verbs.idle,
+    measure_verbs.sensor,
+    measure_verbs.log,
+    measure_verbs.models,
+    measure_verbs.engine,
+):
     measure_app.command()(make_command(_verb))

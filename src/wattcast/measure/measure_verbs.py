@@ -230,6 +230,23 @@ def summary(
     return VerbResult(found, make_summary_page(found).removesuffix("\n"))
 
 
+def log(
+    file: Annotated[Path, Option("Log of tegrastats, dcgmi dmon or jtop, or CSV of a meter.", positional=True)],
+    interval: Annotated[str, Option("Between lines that have no time of their own, such as 100ms.")] = "1s",
+    start: Annotated[str, Option("Leave out what came before, such as 5s.", "from")] = "0s",
+    end: Annotated[str, Option("Leave out what came after.", "to")] = "",
+) -> VerbResult:
+    """Mean and largest watts and joules of each rail from a log that another tool wrote."""
+    from wattcast.measure.power_logs import read_power_log
+
+    read = read_power_log(file, parse(interval, "s", "--interval"))
+    until_s = parse(end, "s", "--to") if end else float("inf")
+    found = read.summarise(parse(start, "s", "--from"), until_s)
+    text = "{0}: {power_w:.4g} W, at most {largest_w:.4g} W, {energy_j:.4g} J in {duration_s:.4g} s"
+    lines = "\n".join(text.format(rail, **numbers) for rail, numbers in found.items())
+    return VerbResult({"form": read.form, "rails": found}, lines, note=f"{file.name}: {read.form}")
+
+
 def load(
     seconds: Annotated[float, Option("How long each load runs.")] = 4.0,
     agree: Annotated[bool, Option("Measure them by campaign, window and run.")] = False,
@@ -250,7 +267,7 @@ def load(
     return VerbResult(found)
 
 
-VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, load)
+VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, load, log)
 
 
 def _counted(counts: Mapping[str, int], began_s: float) -> VerbResult:
