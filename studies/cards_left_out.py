@@ -60,7 +60,7 @@ from wattcast.predictor.bundle.support_widening import (
     default_widening,
     nearness_scale,
 )
-from wattcast.predictor.uncertainty import find_unmeasured, widen_ends, widen_log_ends
+from wattcast.predictor.uncertainty import find_unmeasured, widen_log_ends
 from wattcast.validate.kernel_checks import name_of
 from wattcast.validate.ledger import Tell, run_study
 
@@ -196,7 +196,8 @@ def counted(
     ends = np.log([known.get(name, (1.0, 1.0)) for name in rows.family]) * nearness_scale(near, line)[:, np.newaxis]
     by = np.array([getattr(apart[OutsideReason(w)], quantity) if w else 0.0 for w in why.tolist()])
     ends = np.exp(widen_log_ends(ends, by[:, np.newaxis]))
-    far = widen_ends(ends, NORMAL_P90 * getattr(_spread_without(rows, origin, gone), quantity))
+    by = NORMAL_P90 * getattr(_spread_without(rows, origin, gone), quantity)
+    far = np.exp(widen_log_ends(np.log(ends), by))
     inside, own = (at & (ratio >= e[:, 0]) & (ratio <= e[:, 1]) for e in (far, ends))
     return Counted(quantity, np.where(at, of_class, ""), inside, own, far[:, 1] - far[:, 0])
 

@@ -59,6 +59,30 @@ def learn_together(sets: Iterable[coverage.ModelSet], quantity: str) -> tuple[fl
     return min(misses, key=misses.__getitem__), len(found)
 
 
+def learn_steps(some: coverage.ModelSet) -> distances.StepScale:
+    """Learn the least factors on the log-ends of kernels at which 90 % of further steps of an engine lie inside.
+
+    Of n steps (n + 1)·0.9 must be inside for that: split conformal prediction [Lei2018], since steps are few.
+    """
+    found, together = {}, distances.learned_distances().together
+    for at, quantity in enumerate(("latency", "power")):
+        ratio = some.log_ratio(quantity)
+        for scale in np.arange(STEP, 2.0, STEP / 2.0):
+            steps = distances.StepScale(float(scale), float(scale), len(ratio), "")
+            ends = []
+            for p in some.predictions:
+                b = p.basis
+                kernels = kernel_log_ends(b.timeline, b.bundle, b.reasons, steps=steps)[:, 2 * at : 2 * at + 2]
+                workload = combine_log_ends(kernel_shares(b)[at], kernels, getattr(together, quantity))
+                ends.append(widen_log_ends(workload, distances.NORMAL_P90 * getattr(b.bundle.cards, quantity)))
+            low, high = np.array(ends).T
+            if np.sum((low <= ratio) & (ratio <= high)) >= coverage.LEVEL * (len(ratio) + 1):
+                break
+        found[quantity] = round(float(scale), 3)
+    source = f"steps of {len({p.name.split()[0] for p in some.predictions})} engines that laws were fitted to"
+    return distances.StepScale(**found, rows=len(some.predictions), source=source)
+
+
 def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
     """Return the factor on the host's cost at which a row would be met; None where the host does not hold it up."""
     line, kernel_s = p.basis.timeline, p.basis.detail.kernel_s
@@ -230,6 +254,7 @@ def learn(reference: Path) -> str:
         together=distances.ErrorCorrelation(
             time, power, rows + more, f"latency of {rows} layers, power of {more} whole models, on the H200"
         ),
+        steps=learn_steps(coverage.load_step_set("h200", held_out=False)),
         host=learn_host([*models, launched]),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),

@@ -33,13 +33,16 @@ from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.fit.table_fit import describe_work, predict_tables_s
 from wattcast.fit.table_rows import TableRows, read_tables
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.bundle.forecast import forecast_residuals
 from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, OutsideReason
 from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.uncertainty import compute_interval, find_unmeasured, kernel_log_ends, widen_log_ends
+from wattcast.serving.host_times import load_engine_records
 from wattcast.validate.ledger import Tell
+from wattcast.validate.serving_checks import COMPILED, load_measured_model
 from wattcast.workload.graph import Block, Graph
 
 UNCAPPED_W = 1e9  # a power limit that no card reaches
@@ -49,6 +52,7 @@ WIDEST = 1.5  # times the narrowest width
 LEAST_ROWS = 40  # of a public set, to be judged
 TABLE_ROWS = 60  # of a table, a number format and a band of latency
 CHIPS = {"a100-sxm-80gb": "A100", "b200": "B200", "l40s": "L40S", PUBLISHED_GPU: "A100", "a10": "A10"}
+HOST_BOUND = 0.02  # share of a step that the host waits for the GPU, below which the host holds the step up
 _LEAST_OF_GROUP = 20  # rows of a kind of kernel on a chip, to learn from
 FEW_CHIPS = 1.2  # factor on mean log-ends of two or three chips, so that they hold the rows of another
 _HALF_OTHER = 0.3  # half-width of logs that is scaled until whole models of other chips are inside
@@ -98,7 +102,7 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
     """Return share inside, mean width and narrowest width of every set that can be found; takes minutes."""
     rows = []
     tell(f"coverage: layers and whole models of the {gpu}")
-    for own in (load_layer_set(gpu), *load_model_sets(gpu)):
+    for own in (load_layer_set(gpu), *load_model_sets(gpu), *(load_step_set(gpu, held) for held in (False, True))):
         for quantity in own.measured:
             wanted = (85.0, 95.0)
             rows.append(
@@ -244,6 +248,32 @@ def load_model_sets(gpu: str) -> list[ModelSet]:
         power = whole_models.measured_column(cases, lambda r: r.power_w)
         found.append(ModelSet(f"{gpu} {label}", "", predictions, {"latency": latency, "power": power}))
     return found
+
+
+def load_step_set(gpu: str, held_out: bool) -> ModelSet:
+    """Load decode and prefill steps of the engine that was measured, of models that its laws were fitted to or not.
+
+    Steps that the host holds up are left out: it never waits for the GPU in them. So are prompts longer than a step.
+    """
+    records = load_engine_records(gpu)
+    engines = {row["model"]: row for row in records.select_kind("engine")}
+    told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
+    asked, rows = [], []
+    for row in records.select_kind("decode", "prefill"):
+        engine, prompts, tokens = engines[row["model"]], int(row["prompts"] or 0), int(row["prompt_tokens"] or 0)
+        too_long = prompts * tokens > int(engine["max_batched_tokens"])
+        host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (row["flags"] or "")
+        dummy = row["model"] in told_apart and not row["normal_weights"]
+        if bool(row["held_out"]) != held_out or too_long or host_bound or dummy:
+            continue
+        sizes = (prompts, tokens) if prompts else (int(row["batch"]), round(row["context_mean"]))
+        narrow = {name: "fp8" for name in ("quantization", "kv_dtype") if engine[name] == "fp8"}
+        options = {"stack": "engine", "phase": row["kind"], "batch": sizes[0], "seq": sizes[1], **narrow}
+        asked.append((load_measured_model(row["model"]), options))
+        rows.append(row)
+    measured = {q: np.array([row[n] for row in rows]) for q, n in (("latency", "latency_s"), ("power", "power_w"))}
+    side = "held-out" if held_out else "fitting"
+    return ModelSet(f"{gpu} engine steps, {side} models", "", tuple(predict_many(asked, gpu, force=True)), measured)
 
 
 def load_layer_set(gpu: str) -> ModelSet:

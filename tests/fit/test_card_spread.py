@@ -31,10 +31,10 @@ from wattcast.predictor.bundle.support_widening import (
     NORMAL_P90,
     THIS_CARD,
     CardSpread,
-    published_figures,
+    learned_distances,
     published_spread,
 )
-from wattcast.predictor.uncertainty import widen_ends
+from wattcast.predictor.uncertainty import widen_log_ends
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_one_card_takes_the_published_figures(rows: KernelRows) -> None:
     taken = combine_spread({"latency": [], "power": []})
     known = published_spread()
     assert (taken.latency, taken.power, taken.cards) == (known.latency, known.power, 1)
-    assert published_figures().source in taken.source
+    assert learned_distances().cards.source in taken.source
 
 
 def test_measured_cards_are_weighed_with_the_published_figures() -> None:
@@ -180,7 +180,7 @@ def test_moved_ends_cover_another_card() -> None:
 
     ends = np.quantile(of_card(4000), [0.05, 0.95])
     spread = 0.04
-    far = widen_ends(ends, NORMAL_P90 * spread)
+    far = np.exp(widen_log_ends(np.log(ends), NORMAL_P90 * spread))
     seen, narrow = [], []
     for _ in range(400):
         other = of_card(200) * np.exp(rng.normal(0, spread))
@@ -191,10 +191,10 @@ def test_moved_ends_cover_another_card() -> None:
 
 
 def test_ends_on_one_side_of_the_prediction_move_apart() -> None:
-    low, high = widen_ends(np.array([1.1, 1.3]), 0.05)
+    low, high = np.exp(widen_log_ends(np.log([1.1, 1.3]), 0.05))
     assert low < 1.1
     assert high > 1.3
-    assert widen_ends(np.array([0.9, 1.2]), 0.0).tolist() == [0.9, 1.2]
+    assert widen_log_ends(np.array([-0.1, 0.2]), 0.0).tolist() == [-0.1, 0.2]
 
 
 def test_intervals_are_for_another_card_unless_told() -> None:

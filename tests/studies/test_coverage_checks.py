@@ -41,6 +41,15 @@ def test_intervals_of_layers_and_whole_models_hold() -> None:
     assert np.mean((inside[:, 0] <= ratio) & (ratio <= inside[:, 1])) >= 0.8  # none was, with one host for all
 
 
+def test_intervals_of_engine_steps_hold_on_models_held_out() -> None:
+    """Ends of kernels of other versions made them four times as wide as the errors of steps."""
+    found = coverage.load_step_set("h200", held_out=True)
+    row = coverage._judge("steps", "latency", found.log_ratio("latency"), found.ends("latency"), coverage.WANTED)
+    assert row["n"] >= coverage.LEAST_ROWS
+    assert coverage.WANTED[0] <= row["coverage"] <= coverage.WANTED[1], row
+    assert row["width"] <= 25.0, row
+
+
 def test_the_chip_that_is_judged_is_left_out() -> None:
     rng, bundle = np.random.default_rng(3), forecast_bundle(load_gpu("l40s"))
     group = "attention.engine.paged.decode"

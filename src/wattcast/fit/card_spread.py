@@ -23,7 +23,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.held_out import HeldOutRows
 from wattcast.fit.kernel_rows import KernelRows, settled_figures
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, CardSpread, published_figures, published_spread
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, CardSpread, learned_distances, published_spread
 
 LEAST_COMMON = 20  # rows that two cards must share
 PLANNED = "plan"  # why a row was measured: at random
@@ -123,7 +123,7 @@ def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> Car
 
 def _weighed(variance: float, differences: int, known: float) -> float:
     """Average variances weighted by the differences between cards that they rest on: C cards give C - 1."""
-    weight = published_figures().counts_for
+    weight = learned_distances().cards.counts_for
     return float(np.sqrt((weight * known**2 + differences * variance) / (weight + differences)))
 
 

@@ -25,6 +25,7 @@ from wattcast.predictor.bundle.support_widening import (
     OUTWARD,
     ForecastEnds,
     OutsideReason,
+    StepScale,
     learned_distances,
 )
 from wattcast.predictor.timeline import Timeline, compute_latency_s
@@ -139,7 +140,8 @@ def compute_interval(
     bundle, totals = basis.bundle, basis.totals
     bundle = bundle if residuals is None else replace(bundle, residuals=residuals)
     together, time, energy = learned_distances().together, *kernel_shares(basis)
-    kernels = kernel_log_ends(basis.timeline, bundle, basis.reasons)
+    steps = learned_distances().steps if is_measured_engine(basis) else None
+    kernels = kernel_log_ends(basis.timeline, bundle, basis.reasons, steps=steps)
     cards = NORMAL_P90 * np.array(
         [bundle.cards.latency, bundle.cards.latency, bundle.cards.power, bundle.cards.power]
     )
@@ -173,12 +175,14 @@ def kernel_log_ends(
     bundle: Bundle,
     reasons: UnmeasuredKernels,
     engines: Mapping[str, ForecastEnds] | None = None,
+    steps: StepScale | None = None,
 ) -> Array:
     """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power.
 
     Ends are those of the kernel's kind where it has any, else of its family. Where the bundle's own rows gave them,
     they go by the distance from these rows. Kernels of an engine differ more from version to version than from row
-    to row of one, so that they take the ends of other versions (``engines``, else those learned).
+    to row of one, so that they take the ends of other versions (``engines``, else those learned). In a step of the
+    very engine that was measured all ends are scaled by ``steps`` instead.
     """
     work = timeline.kernels.work
     names = [
@@ -193,7 +197,9 @@ def kernel_log_ends(
     scale = bundle.widening.scale(timeline.near)
     if scale is not None:
         ends *= scale.T.take(_ENDS_OF, axis=1)
-    if bundle.status is FitStatus.MEASURED:
+    if steps is not None:
+        ends *= np.array([steps.latency, steps.power]).take(_ENDS_OF)
+    elif bundle.status is FitStatus.MEASURED:
         engines = learned_distances().engines if engines is None else engines
         for row, group in enumerate(work.kernel_family):
             if group in engines:  # rows of other versions, at every distance
@@ -204,6 +210,13 @@ def kernel_log_ends(
         by = np.array([(apart.latency, apart.latency, apart.power, apart.power) for _, apart in strange])
         ends[rows] = widen_log_ends(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
     return ends
+
+
+def is_measured_engine(basis: PredictionBasis) -> bool:
+    """Tell whether a workload is a step of an engine whose kernels and steps were measured on this GPU."""
+    bundle = basis.bundle
+    measured = bundle.status is FitStatus.MEASURED and any(name.startswith("engine_") for name in bundle.seen)
+    return measured and basis.graph.stack == SoftwareStack.ENGINE
 
 
 def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str:
@@ -219,20 +232,13 @@ def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str
 
 
 def widen_log_ends(logs: Array, by: Array | float) -> Array:
-    """Widen logs of low and high ends ``(..., 2)`` by a further spread ``by``, as ``widen_ends`` does."""
+    """Widen logs of low and high ends ``(..., 2)`` by a further spread ``by``, in quadrature, each side separately.
+
+    >>> widen_log_ends(np.array([-0.3, 0.3]), 0.4).round(3).tolist()
+    [-0.5, 0.5]
+    """
     middle = np.minimum(np.maximum(0.0, logs[..., :1]), logs[..., 1:])  # the prediction, where it lies inside
     return np.asarray(middle + np.hypot(logs - middle, by) * OUTWARD)
-
-
-def widen_ends(ends: Array, by: float) -> Array:
-    """Widen low and high factors ``(..., 2)`` by a further log-spread ``by``, in quadrature, each side separately.
-
-    >>> widen_ends(np.exp([-0.3, 0.3]), 0.4).round(3).tolist()
-    [0.607, 1.649]
-    """
-    if by == 0.0:
-        return ends
-    return np.asarray(np.exp(widen_log_ends(np.log(ends), by)))
 
 
 def judge_support(basis: PredictionBasis) -> Support:

@@ -52,14 +52,9 @@ class PublishedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-def published_figures() -> PublishedSpread:
-    """Return the differences between two runs that ship with Wattcast."""
-    return learned_distances().cards
-
-
 def published_spread() -> CardSpread:
     """Return the spread of cards to assume where only one card was measured."""
-    seen = published_figures()
+    seen = learned_distances().cards
     return CardSpread(seen.latency_median / NORMAL_MEDIAN, seen.power_p90 / NORMAL_P90, 1, seen.source)
 
 
@@ -169,6 +164,15 @@ class ErrorCorrelation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class StepScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors on the log-ends of kernels in steps of the engine that was measured: steps are known better."""
+
+    latency: float
+    power: float
+    rows: int
+    source: str
+
+
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The host's cost of an operator over the default: low and high ends of 90 % of runs that it holds up."""
 
@@ -193,6 +197,7 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cards: PublishedSpread
     widening: Widening
     together: ErrorCorrelation
+    steps: StepScale
     host: HostSpread
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
