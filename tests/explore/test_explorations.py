@@ -12,6 +12,7 @@ import pytest
 
 import wattcast
 from wattcast.core.errors import ExitCode, WattcastError
+from wattcast.explore.exploration_report import exploration_json
 from wattcast.explore.explorations import Exploration, ExploreObjective, explore
 from wattcast.predictor import prices
 
@@ -26,8 +27,9 @@ def test_every_setting_equals_its_prediction_and_the_best_is_the_least() -> None
         assert point.results["energy_j"] == pytest.approx(float(alone.energy_j), rel=1e-12)
         assert point.results["clock_hz"] == pytest.approx(float(alone.clock_hz), rel=1e-12)
     energy, delay = (np.array([row[name] for row in found.rows]) for name in ("energy_j", "latency_s"))
-    assert found.best[ExploreObjective.ENERGY].results["energy_j"] == energy.min()
-    assert found.best[ExploreObjective.ED2] is found.points[int(np.argmin(energy * delay**2))]
+    least = {**found.best, **found.bolder}
+    assert least[ExploreObjective.ENERGY].results["energy_j"] == energy.min()
+    assert least[ExploreObjective.ED2] is found.points[int(np.argmin(energy * delay**2))]
 
 
 def test_anything_varies_with_anything() -> None:
@@ -238,3 +240,13 @@ def test_a_mistake_gets_one_paragraph(call, argv: tuple[str, ...], says: str) ->
     assert done.code == ExitCode.BAD_INPUT
     assert says in done.err
     assert done.out == ""
+
+
+def test_the_best_point_is_not_far_from_what_was_measured() -> None:
+    """Sweeps recommended clocks and limits far below any measured ones, and warned of them in the same line."""
+    found = explore("llama3-8b", "h200", ["power_limit=200W:700W:100W"], phase="decode", batch=32)
+    best, bolder = (some[ExploreObjective.ENERGY] for some in (found.best, found.bolder))
+    assert best.describe_risk() == ""
+    assert "far from what was measured" in bolder.describe_risk()
+    assert bolder.results["energy_j"] < best.results["energy_j"]
+    assert exploration_json(found)["bolder"]["energy"]["risk"] == bolder.describe_risk()

@@ -20,6 +20,7 @@ from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import parse_amount, show
 from wattcast.explore.explorations import (
+    OBJECTIVE_COLUMNS,
     Alternative,
     Exploration,
     ExploreObjective,
@@ -102,7 +103,10 @@ def exploration_json(found: Exploration) -> dict[str, Any]:
         "axes": list(found.axes),
         "bound": found.bound,
         "currency": found.prices.currency or None,
-        "best": {str(aim): point.row | {"risk": point.describe_risk()} for aim, point in found.best.items()},
+        **{
+            name: {str(aim): point.row | {"risk": point.describe_risk()} for aim, point in some.items()}
+            for name, some in (("best", found.best), ("bolder", found.bolder))
+        },
         "points": found.rows,
         "assumptions": list(dict.fromkeys([*notes, *found.prices.notes])),
     }
@@ -178,7 +182,13 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
         at = ", ".join(
             f"{columns[name]} {format_cell(name, value)}" for name, value in found.best[least].names.items()
         )
-        risk = found.best[least].describe_risk()
+        bold = found.bolder.get(least)
+        risk = (bold or found.best[least]).describe_risk()
+        if bold is not None:
+            settings = ", ".join(f"{columns[name]} {format_cell(name, value)}" for name, value in bold.names.items())
+            column = OBJECTIVE_COLUMNS[least]
+            saved = 1.0 - bold.results[column] / found.best[least].results[column]
+            risk = f"{settings} would take {saved:.1%} less, {risk}"
         told = f" ([yellow]{escape(risk)}[/yellow])" if risk else ""
         console.print(
             f"[bold]{escape(found.title)}[/bold]: least {least} {found.bound} at {at}{told}", highlight=False

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Unpack, get_type_hints
 
@@ -95,6 +95,7 @@ def build_study(
     return Study(graph, chip, bundle or bundle_for(chip), space, at, parse_constraints(where, chip, space.columns))
 
 
+_MOST_JUDGED = 200  # points, from the best on, among which one that is not far from what was measured is sought
 MOST_POINTS = 20_000  # combinations of a sweep; `explore designs` takes millions
 SETTING_COLUMNS = {"clock": "asked_clock_hz", "power_limit": "asked_power_limit_w", "temperature": "temperature_c"}
 
@@ -109,7 +110,7 @@ class ExploreObjective(StrEnum):
     COST = "cost"
 
 
-_OBJECTIVE_COLUMNS = {
+OBJECTIVE_COLUMNS = {
     ExploreObjective.ENERGY: "energy_j_per_request",
     ExploreObjective.ED: "energy_delay_js",
     ExploreObjective.ED2: "energy_delay2_js2",
@@ -138,7 +139,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Hold every combination that was asked for, and the best by each objective among those within the bound."""
+    """Hold every combination that was asked for, and the best by each objective among those within the bound.
+
+    The best is one whose clock and power limit are not far from what was measured, if there is one.
+    """
 
     title: str
     axes: tuple[str, ...]  # names that vary: gpu, options, settings
@@ -146,6 +150,9 @@ class Exploration:
     best: Mapping[ExploreObjective, Alternative]
     bound: str
     prices: Prices
+    bolder: Mapping[ExploreObjective, Alternative] = field(
+        default_factory=dict
+    )  # better, and far from what was measured
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -223,14 +230,17 @@ def explore(
     if axes == ("gpu",):
         points.sort(key=_rank)
     within, bound = _find_within(points, slowdown, latency)
-    best = {}
-    for objective, column in _OBJECTIVE_COLUMNS.items():
+    best, bolder = {}, {}
+    for objective, column in OBJECTIVE_COLUMNS.items():
         known = [point for point in within if point.results[column] is not None]
         if known:
-            best[objective] = min(known, key=lambda point: point.results[column])
+            known.sort(key=lambda point: point.results[column])
+            best[objective] = next((p for p in known[:_MOST_JUDGED] if not p.describe_risk()), known[0])
+            if best[objective] is not known[0]:
+                bolder[objective] = known[0]
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
     name = workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
-    return Exploration(f"{name} on {where}", axes, tuple(points), best, bound, prices)
+    return Exploration(f"{name} on {where}", axes, tuple(points), best, bound, prices, bolder)
 
 
 def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
@@ -301,7 +311,7 @@ def _try_settings(
         clock_hz, limit_w = (row.get(SETTING_COLUMNS[name]) for name in ("clock", "power_limit"))
         temperature_c = row.get(SETTING_COLUMNS["temperature"], DEFAULT_TEMPERATURE_C)
         set_at = OperatingPoint(clock_hz, limit_w, temperature_c)
-        risk = partial(_describe_risk, graph, gpu, set_at, fitted)
+        risk = cache(partial(_describe_risk, graph, gpu, set_at, fitted))
         found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk))
     return found
 
