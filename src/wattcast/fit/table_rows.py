@@ -146,7 +146,8 @@ def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile],
             elif not given.is_dir():
                 raise bad_value("table", f"one of the {gpu.name}", f"{path.name} of {file.system}")
     kept = []
-    first = {file.table: min((f.engine for f in found if f.table == file.table), key=_preference) for file in found}
+    preferred = sorted(found, key=lambda f: _ENGINES.index(f.engine) if f.engine in _ENGINES else len(_ENGINES))
+    first = {file.table: file.engine for file in reversed(preferred)}
     for file in found:
         rivals = [f for f in found if (f.table, f.engine, f.sustained) == (file.table, file.engine, file.sustained)]
         newest = max(rivals, key=lambda f: _version_key(f.version)).version
@@ -185,10 +186,6 @@ _TABLES = {
     "experts": {"moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "latency"},
 }
 _ENGINES = ("vllm", "trtllm", "sglang", "nccl")  # in the order in which one is taken for attention and experts
-
-
-def _preference(engine: str) -> int:
-    return _ENGINES.index(engine) if engine in _ENGINES else len(_ENGINES)
 
 
 def _identify(path: Path, given: Path) -> TableFile | None:

@@ -124,7 +124,7 @@ def kernels(
             "common-sustained."
         ),
     ] = None,
-    round_: Annotated[int, Option("Of the plan: each holds other operators.", "round")] = 1,
+    round_: Annotated[int, Option("Of the plan, 1 to 4: each holds other operators.", "round")] = 1,
     few: Few = 0,
     after: Annotated[int, Option("Skip this many operators measured elsewhere.")] = 0,
 ) -> VerbResult:

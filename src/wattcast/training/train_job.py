@@ -366,7 +366,9 @@ def _list_strategies(
                 continue
             dp = gpus // (t * p * given.cp)
             whole = max(-(-batch // dp), 1) * dp if free_batch else batch
-            shards = [_word(Sharding, "sharding", sharding)] if sharding else _useful_shardings(dp * given.cp, p)
+            useful = [Sharding.ZERO1] if p > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
+            useful = useful if dp * given.cp > 1 else [Sharding.NONE]
+            shards = [_word(Sharding, "sharding", sharding)] if sharding else useful
             for zero in shards:
                 for again in [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute):
                     for size in [micro_batch] if micro_batch else MICRO_BATCHES:
@@ -380,12 +382,6 @@ def _list_strategies(
             "Change --global-batch, --micro-batch, --tp or --pp.",
         )  # fmt: skip
     return found
-
-
-def _useful_shardings(group: int, pp: int) -> list[Sharding]:
-    if group == 1:
-        return [Sharding.NONE]
-    return [Sharding.ZERO1] if pp > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
 
 
 def _evaluate(

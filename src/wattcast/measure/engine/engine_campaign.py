@@ -168,10 +168,9 @@ STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
 NORMAL_POINTS = tuple(StepPoint(**point, normal_weights=True) for point in read_points("normal weights"))
 
 
-def read_models(path: Path = MODELS_FILE) -> dict[str, EngineModel]:
+def read_models() -> dict[str, EngineModel]:
     """Read the planned models by name, in the order in which they are measured."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {line["name"]: EngineModel(**line) for line in lines}
+    return {line["name"]: EngineModel(**line) for line in read_lines(MODELS_FILE)}
 
 
 def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto") -> EngineModel:
