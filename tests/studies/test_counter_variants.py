@@ -18,4 +18,5 @@ def test_the_promised_variants_are_reported() -> None:
     found = study.error_variants(fit, "h200")
     assert found["mended_let_in"] > figure
     assert found["without_partial_dram_rates"] == pytest.approx(figure, abs=0.2)
+    assert found["memory_step"] < 3.0
     assert found["model_of_the_other_card"] < 5.0 < found["the_same_with_one_factor"]
