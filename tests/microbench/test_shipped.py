@@ -27,7 +27,7 @@ from wattcast.microbench.microbench_results import (
 
 H200 = hardware.load_gpu("h200")
 # measured anew on another card, since they are launched otherwise (docs/method/h200-units.md)
-LATER = "20261116"  # runs of the third card, once: latencies, clusters, tiles, sparse products, DPX, transfers
+LATER = "20261116"  # runs of two more cards, once: latencies, clusters, tiles, sparse products, DPX, transfers
 
 
 @cache
@@ -35,19 +35,17 @@ def everything() -> tuple[MicroRow, ...]:
     return (*read_shipped_results(H200), *read_results(results_folder(H200) / "multimedia.jsonl"))
 
 
-# kernels that no card has run since they were changed
-NOT_YET = {"multicast_4", *(b.name for b in list_benchmarks() if b.ring[0])}
 IN_L2 = {b.name for b in list_benchmarks() if b.working_set == "l2"}
-IN_L2 -= NOT_YET | {r.name for r in everything() if r.run >= LATER}
+IN_L2 -= {r.name for r in everything() if r.run >= LATER}
 
 
 def test_every_kernel_of_today_was_measured_without_a_failure() -> None:
     rows = keep_first_rounds(everything())
-    today = {b.name: b.version for b in list_benchmarks() if b.name not in NOT_YET}
+    today = {b.name: b.version for b in list_benchmarks()}
     assert today.items() <= {r.name: r.version for r in rows.values()}.items()
     assert not [row for row in read_lines(results_folder(H200) / "microbench.jsonl") if row.get("error")]
     cards = {r.name: r.card for r in everything() if r.run < LATER}
-    assert len({r.card for r in everything() if r.run >= LATER}) == 1
+    assert len({r.card for r in everything() if r.run >= LATER}) == 2
     assert len({cards[name] for name in IN_L2}) == 1
     assert len({card for name, card in cards.items() if name not in IN_L2}) == 1
 
@@ -123,11 +121,12 @@ def test_latencies_are_those_of_the_architecture() -> None:
     assert rows["latency_fp32_fma"].latency_cycles == pytest.approx(4.0, rel=0.01)
     assert rows["latency_mma_bf16"].latency_cycles == pytest.approx(24.1, rel=0.02)
     assert rows["latency_cluster_shared"].latency_cycles == pytest.approx(181.0, rel=0.05)
-    l1, l2 = find_levels(everything(), "ring")[:2]
+    l1, l2, *_, dram = find_levels(everything(), "ring")
     assert l1.cycles == pytest.approx(40.0, rel=0.2)
     assert 128 * 1024 <= l1.most_byte <= 256 * 1024
     assert l2.cycles == pytest.approx(281.0, rel=0.05)
     assert l2.most_byte <= 60 << 20
+    assert dram.cycles == pytest.approx(690.0, rel=0.05)
 
 
 def test_the_largest_power_is_said_to_be_the_sensors() -> None:

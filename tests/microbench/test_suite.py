@@ -32,7 +32,7 @@ FEW = {  # one of each kind of source, on the architecture that has most to go w
     "convert_fp16": "sm_90a",
     "mix_everything": "sm_90a",
     "tile_copy_l2": "sm_90a",
-    "multicast_4": "sm_90a",
+    "multicast_2": "sm_90a",
     "cluster_read_8": "sm_90a",
 }
 PAIRS = [(b, a) for b in list_benchmarks() for a in ARCHITECTURES if b.supported(a)]
