@@ -36,6 +36,7 @@ EXPECTED_SKIPS = (  # reasons that may stand in a run that must not hide anythin
     "there is a GPU",
     "SIGINT is ignored here",  # a shell in the background hands that on to its children
     "takes nothing that could be wrong",
+    "no hipcc",  # the compiler for AMD GPUs, with -m slow
     "no Docker",  # containers are built with -m slow, where Docker runs
 )
 
