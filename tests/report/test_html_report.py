@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
+from wattcast.core.errors import MissingTool
 from wattcast.core.units import show
 from wattcast.predictor.api import find_gpu
 from wattcast.report.configuration_view import RunSettings, view_configuration
-from wattcast.report.html_report import _memory, conclude_view
+from wattcast.report.html_report import BROWSERS, _memory, build_report, conclude_view, print_report
 from wattcast.workload.model_options import ModelOptions
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</title><script>alert(2)</script>$\\frac{$"
@@ -92,6 +97,28 @@ def test_memory_by_purpose_and_the_largest_batch() -> None:
 
 
 def test_a_bad_name_of_the_file_is_said_before_the_work(call, tmp_path: Path) -> None:
-    done = call("report", "gpt2", "--gpu", "h200", "--out", str(tmp_path / "report.pdf"))
+    done = call("report", "gpt2", "--gpu", "h200", "--out", str(tmp_path / "report.docx"))
     assert done.code == 2
-    assert ".html" in done.err
+    assert ".html or .pdf" in done.err
+
+
+def test_a_report_prints_on_two_pages_before_its_appendix(call, tmp_path: Path) -> None:
+    if not any(map(shutil.which, BROWSERS)):
+        pytest.skip("no Chromium: apt-get install chromium")
+    chips = [find_gpu("h200"), find_gpu("h100-sxm")]
+    page = build_report("llama3-8b", chips, ModelOptions(batch=8), RunSettings(), "")
+    body = page[: page.index('<article class="appendix"')] + "</body></html>"
+    for paper, width in (("A4", 594), ("Letter", 612)):
+        data = print_report(body, paper)
+        assert {int(float(size)) for size in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ", data)} <= {width, width + 1}
+        assert 1 <= len(re.findall(rb"/Type /Page\b", data)) <= 2
+    out = tmp_path / "report.pdf"
+    done = call("report", "gpt2", "--gpu", "h200", "--out", str(out), "--paper", "Letter")
+    assert done.code == 0, done.err
+    assert len(re.findall(rb"/Type /Page\b", out.read_bytes())) > 2, "the appendix follows"
+
+
+def test_without_a_browser_a_report_says_what_a_pdf_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(MissingTool, match=r"Chromium or Chrome.*\.html"):
+        print_report("<html></html>")

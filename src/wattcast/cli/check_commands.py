@@ -125,11 +125,12 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
     "lab": ("lab microbench, with fit, component and measure", {"nvidia-cuda-nvrtc": "nvidia.cu13"}),
     "docs": ("building the documentation", {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings"}),
 }
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
+    from wattcast.report.html_report import BROWSERS
+
     checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
     checks.append(_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
     checks += [
@@ -138,7 +139,7 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     ]
     checks.append(_driver())
     checks.append(_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
-    checks.append(_tool(BROWSERS, "tests of the page that serve shows", "install Chromium"))
+    checks.append(_tool(BROWSERS, "report --out report.pdf; tests of the page that serve shows", "install Chromium"))
     folder = reference_folder(variables)
     found = "found" if folder is not None else ""
     advice = "set WATTCAST_REFERENCE to its folder"

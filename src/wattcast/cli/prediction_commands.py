@@ -157,7 +157,8 @@ def report(
     gpu: Annotated[
         str, typer.Option(help="Catalogue name or your own YAML file; more names with commas are compared with it.")
     ],
-    out: Annotated[Path, typer.Option(help="The file to write, such as report.html.")],
+    out: Annotated[Path, typer.Option(help="The file to write: report.html, or report.pdf through Chromium.")],
+    paper: Annotated[str, typer.Option(help="Of a PDF: A4|Letter.")] = "A4",
     force: Force = False,
     json: Json = False,
     **options: Any,
@@ -170,18 +171,22 @@ def report(
     from wattcast.core.whole_files import write_whole
     from wattcast.predictor.api import find_gpu
     from wattcast.report.configuration_view import RunSettings
-    from wattcast.report.html_report import build_report
+    from wattcast.report.html_report import PAPERS, build_report, print_report
     from wattcast.workload.model_options import ModelOptions
 
     env: Environment = ctx.obj
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise bad_value("--out", "a name that ends in .html", out.name)
+    kind = out.suffix.lower()
+    if kind not in (".html", ".htm", ".pdf"):
+        raise bad_value("--out", "a name that ends in .html or .pdf", out.name)
+    if paper not in PAPERS:
+        raise bad_value("--paper", " or ".join(PAPERS), paper)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]
     settings = RunSettings(**{name: options.pop(name) for name in SETTINGS}, force=force)
     page = build_report(workload, chips, ModelOptions.from_names(**options), settings, _command_line(ctx))
-    write_whole(out, page.encode())
+    data = print_report(page, paper) if kind == ".pdf" else page.encode()
+    write_whole(out, data)
     if json:
-        env.json({"file": str(out), "byte": len(page.encode()), "gpus": [chip.name for chip in chips]})
+        env.json({"file": str(out), "byte": len(data), "gpus": [chip.name for chip in chips]})
     else:
         env.say(f"report saved: {out}")
 
@@ -190,6 +195,6 @@ def _command_line(ctx: typer.Context) -> str:
     """Return the command line, as far as it decides what the page says."""
     words = ["wattcast", "report", str(ctx.params["workload"])]
     for name, value in ctx.params.items():
-        if was_given(ctx, name) and name not in ("workload", "json", "out"):
+        if was_given(ctx, name) and name not in ("workload", "json", "out", "paper"):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return shlex.join(words)

@@ -6,18 +6,23 @@ escaped, so that opening a report is safe whatever the names in it are.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core.errors import WattcastError
+from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction_summary import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
@@ -29,6 +34,10 @@ from wattcast.workload.model_options import ModelOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PAPERS = ("A4", "Letter")
 
 
 @dataclass(frozen=True)
@@ -322,3 +331,21 @@ def _provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:
             if value
         ),
     )
+
+
+def print_report(page: str, paper: str = "A4") -> bytes:
+    """Print a page of ``build_report`` as PDF on A4 or Letter, through the Chromium or Chrome of this machine."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise MissingTool("a PDF needs Chromium or Chrome, and neither is here. Write .html and print it elsewhere.")
+    with tempfile.TemporaryDirectory() as folder:
+        source, printed = Path(folder, "report.html"), Path(folder, "report.pdf")
+        source.write_text(page.replace("@page {", f"@page {{ size: {paper};", 1), encoding="utf-8")
+        options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={folder}/profile"]
+        if getattr(os, "geteuid", lambda: 1)() == 0:
+            options.append("--no-sandbox")  # Chromium has none for root; the page has no script
+        command = [browser, *options, f"--print-to-pdf={printed}", source.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if not printed.exists():
+            raise MissingTool(f"{browser} printed nothing: {done.stderr.strip()[-200:]}")
+        return printed.read_bytes()
