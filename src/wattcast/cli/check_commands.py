@@ -137,7 +137,7 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     ]
     checks.append(_driver())
     checks.append(_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
-    checks.append(_tool(BROWSERS, "report --out report.pdf; tests of the page that serve shows", "install Chromium"))
+    checks.append(_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"))
     folder = reference_folder(variables)
     found = "found" if folder is not None else ""
     advice = "set WATTCAST_REFERENCE to its folder"
