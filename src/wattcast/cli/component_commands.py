@@ -11,7 +11,7 @@ import typer
 
 from wattcast.cli.shared_options import Environment, Json, Plot, folded, save_plot
 from wattcast.core.errors import bad_value, resolve_name
-from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, reference_folder
+from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, read_bytes, reference_folder
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
@@ -287,12 +287,12 @@ def side_by_side(
     env: Environment = ctx.obj
     if kernels < 3:
         raise bad_value("--kernels", "three or more", kernels)
+    mark, text = f"<!-- wattcast lab side-by-side {gpu} -->".encode(), b"" if page is None else read_bytes(page)
+    if page is not None and mark not in text:
+        raise bad_value(str(page), "a page with the command's name in a comment before its tables", "none")
     views = compare_power_models(gpu, kernels)
     if page is not None:
-        text, mark, _ = page.read_text(encoding="utf-8").partition(f"<!-- wattcast lab side-by-side {gpu} -->")
-        if not mark:
-            raise bad_value(str(page), "a page with the command's name in a comment before its tables", "none")
-        write_whole(page, f"{text}{mark}\n\n{format_views(views)}".encode())
+        write_whole(page, text.partition(mark)[0] + mark + f"\n\n{format_views(views)}".encode())
     if json:
         rows = [vars(view) | {"nearest": view.nearest, "dispute": view.dispute} for view in views]
         env.json({"kernels": rows, "summary": summarise_views(views)})
