@@ -70,6 +70,7 @@ REFUSING = {  # what needs a GPU, a server or a file of measurements: wrong form
     "manage run": "manage run --metrics http://localhost:1/metrics",
     "manage site": "manage site nowhere.sock",
     "measure idle": "measure idle",
+    "measure log": "measure log power.csv",
     "measure models": "measure models --out rows",
     "measure engine": "measure engine --out rows",
     "export prometheus": "export prometheus --source nvml --once",

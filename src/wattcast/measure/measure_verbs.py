@@ -233,15 +233,15 @@ def summary(
 def log(
     file: Annotated[Path, Option("Log of tegrastats, dcgmi dmon or jtop, or CSV of a meter.", positional=True)],
     interval: Annotated[str, Option("Between lines that have no time of their own, such as 100ms.")] = "1s",
-    start: Annotated[str, Option("Leave out what came before, such as 5s.", "from")] = "0s",
-    end: Annotated[str, Option("Leave out what came after.", "to")] = "",
+    start: Annotated[str, Option("Leave out what came before this time.", "from")] = "",
+    end: Annotated[str, Option("Leave out what came after this time.", "to")] = "",
 ) -> VerbResult:
     """Mean and largest watts and joules of each rail from a log that another tool wrote."""
     from wattcast.measure.power_logs import read_power_log
 
     read = read_power_log(file, parse(interval, "s", "--interval"))
     until_s = parse(end, "s", "--to") if end else float("inf")
-    found = read.summarise(parse(start, "s", "--from"), until_s)
+    found = read.summarise(parse(start, "s", "--from") if start else 0.0, until_s)
     text = "{0}: {power_w:.4g} W, at most {largest_w:.4g} W, {energy_j:.4g} J in {duration_s:.4g} s"
     lines = "\n".join(text.format(rail, **numbers) for rail, numbers in found.items())
     return VerbResult({"form": read.form, "rails": found}, lines, note=f"{file.name}: {read.form}")

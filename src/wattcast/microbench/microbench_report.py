@@ -176,8 +176,11 @@ def compare_results(results: Sequence[MicroRow], others: Sequence[MicroRow]) -> 
         if a.operation_above_idle_j and b.operation_above_idle_j:
             row["energy_ratio"] = b.operation_above_idle_j / a.operation_above_idle_j
         for which, r in (("first", a), ("second", b)):
-            row[which] = {"per_cycle_sm": r.operations_per_cycle_sm, "above_idle_j": r.operation_above_idle_j}
-            row[which] |= {"latency_cycles": r.latency_cycles} if r.latency_cycles else {}
+            latency = {"latency_cycles": r.latency_cycles} if r.latency_cycles else {}
+            row[which] = latency | {
+                "per_cycle_sm": r.operations_per_cycle_sm,
+                "above_idle_j": r.operation_above_idle_j,
+            }
         rows.append(row)
     return rows
 

@@ -348,8 +348,8 @@ def read_mipp_values() -> tuple[MippValue, ...]:
     """Read tables I to IV of the MIPP paper, errata applied."""
     import msgspec
 
-    rows = [row | {"spec_per_cycle_sm": row["spec_per_cycle_sm"] or None} for row in read_published("mipp.csv")]
-    return tuple(msgspec.convert(row, MippValue, strict=False) for row in rows)
+    rows = ({name: text or None for name, text in row.items()} for row in read_published("mipp.csv"))
+    return tuple(msgspec.convert(row | {"erratum": row["erratum"] or ""}, MippValue, strict=False) for row in rows)
 
 
 @cache
