@@ -1,7 +1,6 @@
 """Load on ``wattcast serve``: many users with the page's own requests, over loopback.
 
     python benchmarks/load_serve.py --users 50 --seconds 60
-    python benchmarks/load_serve.py --users 50 --seconds 60 --one-address     # all of them behind one proxy
     python benchmarks/load_serve.py --users 5 --seconds 30 --attack
 
 A user opens the page as a browser does (its files over six connections, the first screen's prediction, the catalogue,
@@ -200,9 +199,7 @@ async def drip(port: int, number: int) -> None:
         await asyncio.sleep(0.5)
 
 
-async def run(
-    port: int, users: int, seconds: float, attack: bool, one_address: bool, server: int
-) -> dict[str, float]:
+async def run(port: int, users: int, seconds: float, attack: bool, server: int) -> dict[str, float]:
     """The figures of a whole run."""
     alone: Times = defaultdict(list)
     first = Client(port, "127.0.0.1", alone)
@@ -216,7 +213,7 @@ async def run(
     tasks = [asyncio.ensure_future(attacker) for attacker in attackers]
     found: Times = defaultdict(list)
     spent_s, own_s, began_s = tree_s(server), time.process_time(), time.perf_counter()
-    clients = [Client(port, "127.0.0.1" if one_address else f"127.0.1.{1 + i % 250}", found) for i in range(users)]
+    clients = [Client(port, f"127.0.1.{1 + i % 250}", found) for i in range(users)]
     await asyncio.gather(*(use_page(client, seconds, random.Random(100 + i)) for i, client in enumerate(clients)))
     lasted_s = time.perf_counter() - began_s
     cores = {
@@ -260,9 +257,7 @@ def tree_s(process: int) -> float:
     return total
 
 
-def measure(
-    users: int, seconds: float, workers: int, attack: bool = False, one_address: bool = False
-) -> dict[str, float]:
+def measure(users: int, seconds: float, workers: int, attack: bool = False) -> dict[str, float]:
     """Start a server, load it, end it."""
     source = str(Path(__file__).resolve().parents[1] / "src")
     command = [
@@ -283,7 +278,7 @@ def measure(
         said = server.stderr.readline()
         port = re.search(r":(\d+)/", said)
         assert port is not None, said
-        return asyncio.run(run(int(port[1]), users, seconds, attack, one_address, server.pid))
+        return asyncio.run(run(int(port[1]), users, seconds, attack, server.pid))
     finally:
         server.terminate()
         server.communicate(timeout=60)  # which closes what it was heard through
@@ -296,10 +291,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--attack", action="store_true")
-    parser.add_argument("--one-address", action="store_true")
     options = parser.parse_args()
     before = os.getloadavg()[0]
-    found = measure(options.users, options.seconds, options.workers, options.attack, options.one_address)
+    found = measure(options.users, options.seconds, options.workers, options.attack)
     loads = {"load_before": before, "load_after": os.getloadavg()[0]}
     print(json.dumps({name: round(value, 2) for name, value in (found | loads).items()}, indent=1))
     return int(found["failed"] > 0)

@@ -20,7 +20,7 @@ from wattcast.core.errors import Refused, bad_value
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 HEADER_S = 10.0  # for the headers of a request to arrive
 MOST_CONNECTIONS = 1024  # of all clients
-CLIENT_CONNECTIONS = 256  # an office behind one proxy: fifty browsers open six each and close those that idle
+CLIENT_CONNECTIONS = 32  # five browsers open six each; a proxy in front of many shares its own
 CLIENT_REQUESTS = 2  # running; others of the client wait
 SLOT_S = 30.0  # that a request waits for those of the same client
 LARGE_BYTE = 64 << 10  # a larger body leaves one of the client's requests to small ones

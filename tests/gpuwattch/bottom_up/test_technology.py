@@ -26,7 +26,7 @@ from wattcast.gpuwattch.energy_table import format_energy_table, read_energies
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
 # 90 nm, chiplets of two processes, LPDDR5, or sizes of caches that nobody published: refused with the reason
-REFUSED = {"quadro-fx-5600", "mi300x", "mi325x", "mi355x", "jetson-agx-orin", "b300", "h20"}
+REFUSED = {"quadro-fx-5600", "mi300x", "mi325x", "mi355x", "jetson-agx-orin", "b300", "gb300", "h20"}
 REFUSED |= {"rtx-5090", "rtx-pro-6000"}
 GPUS = [name for name in hardware.gpu_names() if name not in REFUSED]
 
