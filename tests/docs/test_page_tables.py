@@ -47,7 +47,7 @@ def test_energies_of_the_h200_beside_fitted_ones() -> None:
 
 
 def test_energies_beside_dumped_ones(reference: Path) -> None:
-    from wattcast.gpuwattch.energy_checks import dumped_ratios
+    from studies.public_checks.dumped_energies import dumped_ratios
 
     rows = dumped_ratios(reference)
     chips = list(dict.fromkeys(row.where for row in rows))
@@ -61,7 +61,7 @@ def test_energies_beside_dumped_ones(reference: Path) -> None:
 
 
 def test_leakage_and_area(reference: Path) -> None:
-    from wattcast.gpuwattch.energy_checks import leakage_area_ratios
+    from studies.public_checks.dumped_energies import leakage_area_ratios
 
     groups = {"SMs": "sm", "L2": "l2", "network": "noc", "memory controllers": "memory controller"}
     found = {(row.group, row.name): row for row in leakage_area_ratios(reference)}
