@@ -154,7 +154,7 @@ def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Pat
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert bare_main(["idle", "--source", "nvml"]) == ExitCode.MISSING
     assert "no energy source on this machine" in capsys.readouterr().err
-    assert bare_main(["idle", "--source", "nvm"]) == ExitCode.MISSING
+    assert bare_main(["idle", "--source", "nvm"]) == ExitCode.BAD_INPUT
 
 
 def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
