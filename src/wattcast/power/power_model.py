@@ -193,7 +193,7 @@ def coefficients_to_plain(value: Any) -> Any:
 def build_coefficients(kind: Any, plain: Any) -> Any:
     """Build a value of a type from what ``coefficients_to_plain`` returned; what it does not hold has its default."""
     origin, inside = get_origin(kind), get_args(kind)
-    if origin is np.ndarray:
+    if kind == Array:
         return np.array(plain, dtype=np.float64)
     if origin in (UnionType, Union):  # of a type and None
         return None if plain is None else build_coefficients(inside[0], plain)
