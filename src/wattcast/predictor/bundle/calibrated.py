@@ -70,7 +70,7 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
 
 
 _AS_LARGE = 0.1  # difference in SMs, relative, between chips that have the same energies
-_FED = 1.03  # time of products over that of the tensor cores at their peak, where nothing else limits them
+_FED = 1.03  # time of products over the tensor cores' own, where nothing else limits them: set by hand
 _MOST_KEPT = 32
 _calibrated: dict[str, Bundle] = {}  # by all of a GPU's numbers, with the learned factors of workloads met before
 
@@ -86,11 +86,11 @@ def _carry_times(kin: str, gpu: Gpu) -> Bundle:
         plain = _merge(bundle_to_plain(replace(base, learned=None)), {"power": shipped[0].get("power", {})})
         base = replace(base, power=plain_to_bundle(plain, CALIBRATION_FILE).power)
     fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)}
-    rates = [float(np.mean(of.pipes.tensor_flop_per_cycle[Dtype.BF16])) for of in (gpu, chip)]
+    own_rate, its_rate = (np.mean(of.pipes.tensor_flop_per_cycle.get(Dtype.BF16, np.nan)) for of in (gpu, chip))
     for group, correction in fitted.items():
-        if group.startswith("gemm") and rates[0] < rates[1]:  # what feeds the tensor cores keeps up with slower ones
-            slower = min(correction.compute, max(_FED, correction.compute * rates[0] / rates[1]))
-            fitted[group] = replace(correction, compute=slower)
+        if group.startswith("gemm") and own_rate < its_rate:  # what feeds the tensor cores keeps up with slower ones
+            fed = float(min(correction.compute, max(_FED, correction.compute * own_rate / its_rate)))
+            fitted[group] = replace(correction, compute=fed)
     own = CarriedFactors(other.reference, other.learned.time, {})
     note = f"times of products, attention and experts: as calibrated on the {kin}, a card with the same processor"
     return replace(
