@@ -40,7 +40,7 @@ def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
             x, y = ratio[here][order], speed[here][order]
             axes.plot(x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}")
         axes.set(title=kernel, xlabel="Ops per byte of the card (lowest = 1)", ylabel="Performance (lowest = 1)")
-    axes.legend(title="memory MHz", fontsize=6, **LEGEND_RIGHT)
+    axes.legend(title="memory MHz", **LEGEND_RIGHT)
     return add_caption(figure, tables.source)
 
 
@@ -57,7 +57,7 @@ def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
         x = units[here] * core[here] / 1e9
         axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
     axes.set(title=kernel, xlabel="Compute units × core clock (GHz)", ylabel="Board power (lowest settings = 1)")
-    axes.legend(fontsize=6, **LEGEND_RIGHT)
+    axes.legend(**LEGEND_RIGHT)
     return add_caption(figure, tables.source)
 
 
@@ -91,7 +91,7 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
         axes.set(title=kernel, ylabel="Relative to the fastest settings")
         axes.axhline(1.0, color="black", lw=0.5)
         axes.set_ylim(0, 1.35)
-    axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
+    axes.legend(ncols=3, loc="upper center", frameon=False)
     return add_caption(figure, tables.source)
 
 
@@ -110,9 +110,9 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
         right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
                   color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
     for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
-        axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right", fontsize=7)
+        axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right")
         axes.set(ylabel=label, ylim=(0, 1.25))
-        axes.legend(fontsize=7, ncols=3, loc="upper center", frameon=False)
+        axes.legend(ncols=3, loc="upper center", frameon=False)
     return add_caption(figure, tables.source)
 
 

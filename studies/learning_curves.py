@@ -336,11 +336,11 @@ def draw_learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
     for panel in panels[len(families) :]:
         panel.set_visible(False)
     for panel in panels[::_COLUMNS]:
-        panel.set_ylabel("Held-out error (%)", fontsize=8)
+        panel.set_ylabel("Held-out error (%)")
     for panel in panels[max(len(families) - _COLUMNS, 0) : len(families)]:
-        panel.set_xlabel("Rows of the family trained on", fontsize=8)
+        panel.set_xlabel("Rows of the family trained on")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=len(labels), loc="outside upper right")
+    figure.legend(handles, labels, frameon=False, ncols=len(labels), loc="outside upper right")
     bundle = shipped_bundle(gpu)
     origin = f", {bundle.provenance.device}" if bundle else ""
     note = "nested subsets of the training folds, the same held-out rows; bars at twice the rows: 90 % interval"
@@ -365,8 +365,7 @@ def _finish(axes: Axes, title: str) -> None:
     axes.set_ylim(0.1, 60.0)
     axes.set_yticks([0.1, 0.3, 1, 3, 10, 30], ["0.1", "0.3", "1", "3", "10", "30"])
     axes.minorticks_off()
-    axes.set_title(title, fontsize=9)
-    axes.tick_params(labelsize=7)
+    axes.set_title(title)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -56,7 +56,7 @@ def draw_multimedia_power(fit: RailsFit, source: str) -> Figure:
     figure, axes = new_axes(9.6, 4.8)
     _stack_parts(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
     tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in kept])
-    axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %", fontsize=9)
+    axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %")
     return add_caption(figure, f"{source}; trained on {int(fit.train.sum())} microbenchmarks only")
 
 
@@ -73,7 +73,7 @@ def draw_dct_power(fit: RailsFit, source: str) -> Figure:
         predicted_w = fit.predicted_w[first] - fit.predicted_w[rows[name]]
         text = f"saves {measured_w:.0f} W\n(predicted {predicted_w:.0f} W)"
         top_w = max(fit.table.power_w[rows[name]], fit.predicted_w[rows[name]])
-        axes.text(place, top_w + 14.0, text, ha="center", va="bottom", fontsize=8)
+        axes.text(place, top_w + 14.0, text, ha="center", va="bottom")
     axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
     every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
     return add_caption(figure, f"{source}; {every}trained on microbenchmarks only")
@@ -96,9 +96,7 @@ def _stack_parts(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequenc
     measured_w = fit.table.power_w[list(rows)]
     axes.plot(range(len(rows)), measured_w, "o", color=MEASURED, markersize=6, label="measured")
     turned = len(rows) > 5
-    axes.set_xticks(
-        range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center", fontsize=8
-    )
+    axes.set_xticks(range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center")
     axes.set_ylabel("Power (W)")
     axes.set_ylim(0.0, 1.08 * max(float(base.max()), float(measured_w.max())))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)

@@ -56,8 +56,8 @@ def errors(found: Sequence[PublishedRun]) -> Figure:
         axes.bar(range(len(error)), np.clip(error, -CLIP, CLIP), color=colours)
         axes.axhline(0.0, color="#666666", lw=0.5)
         axes.set_ylabel(f"{name} error (%)")
-        axes.set_title(f"{name}: mean absolute error {np.abs(error).mean():.1f} %", fontsize=9, loc="left")
-    panels[1].set_xticks(range(len(ordered)), [r.name.replace(" bf16", "") for r in ordered], rotation=90, fontsize=6)
+        axes.set_title(f"{name}: mean absolute error {np.abs(error).mean():.1f} %", loc="left")
+    panels[1].set_xticks(range(len(ordered)), [r.name.replace(" bf16", "") for r in ordered], rotation=90)
     text = f"Forecast against measured at 900 MHz; bars end at {CLIP:.0f} %. "
     return add_caption(figure, text + _SOURCE.format("Forecast", bundle.provenance.source))
 
@@ -83,10 +83,10 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
             late = 100 * np.mean(np.abs(seconds / [r.latency_s for r in mine] - 1))
             label = f"{name}: power {off:.0f} %, latency {late:.0f} %"
             axes.plot(mhz, watts, style, color=MODULE_COLOURS["tensor"], label=label)
-        axes.set_title(f"{model}, batch {batch}, {seq} tokens", fontsize=9)
+        axes.set_title(f"{model}, batch {batch}, {seq} tokens")
         axes.set(xlabel="Set clock (MHz)", ylabel="Power (W)")
         axes.set_ylim(0)
-        axes.legend(frameon=False, fontsize=6, loc="lower right")
+        axes.legend(frameon=False, loc="lower right")
     text = "Predicted at the clock that really ran. "
     return add_caption(figure, text + _SOURCE.format("Forecast", bundle.provenance.source))
 
@@ -102,9 +102,9 @@ def cards() -> Figure:
             axes.bar(i, watts, color=MODULE_COLOURS["static" if p.status == "measured" else "l2"])
             axes.vlines(i, low, min(float(high), limit), color="#333333", lw=1)
             axes.hlines(limit, i - 0.4, i + 0.4, color=MODULE_COLOURS["tensor"], lw=1)
-            axes.annotate(f"{float(p.latency_s) * 1e3:.0f} ms", (i, 4), ha="center", fontsize=6)
-        axes.set_xticks(range(len(CARDS)), CARDS, rotation=45, ha="right", fontsize=7)
-        axes.set_title(f"{model}, batch {batch}, {seq} tokens", fontsize=9)
+            axes.annotate(f"{float(p.latency_s) * 1e3:.0f} ms", (i, 4), ha="center")
+        axes.set_xticks(range(len(CARDS)), CARDS, rotation=45, ha="right")
+        axes.set_title(f"{model}, batch {batch}, {seq} tokens")
     figure.axes[0].set_ylabel("Power (W)")
     text = (
         "Forecasts (blue; grey: fitted) left to the governor, 90 % intervals, power limits (orange), latency below. "
@@ -135,11 +135,11 @@ def limits(folder: Path) -> Figure:
             for line, (true, said) in enumerate(((0, 1), (2, 3))):
                 panels[line, column].plot(limit, mean[:, true], "o", ms=3, color=colour)
                 panels[line, column].plot(limit, mean[:, said], "-", color=colour, label=network)
-        panels[0, column].set_title(published_checks.ZEUS_GPUS[gpu], fontsize=9)
+        panels[0, column].set_title(published_checks.ZEUS_GPUS[gpu])
         panels[1, column].set_xlabel("Power limit (W)")
     panels[0, 0].set_ylabel("Time (highest limit = 1)")
     panels[1, 0].set_ylabel("Power (W)")
-    panels[1, 0].legend(frameon=False, fontsize=6)
+    panels[1, 0].legend(frameon=False)
     text = "Training epochs of the Zeus data (You et al., NSDI 2023): dots measured, lines predicted from the row at "
     return add_caption(figure, text + "the highest limit; means over batch sizes and optimisers.")
 

@@ -247,10 +247,10 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
     for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
         plot_measured(axes, curve.clock_hz / 1e6, curve.measured_w)
         axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=PREDICTED, label="predicted", zorder=4)
-        axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}", fontsize=8)
+        axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}")
         axes.set(xlabel="Clock (MHz)", ylabel="Power (W)")
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False)
     bundle = bundle_for(find_gpu(GPU))
     return add_caption(
         figure,
@@ -279,10 +279,10 @@ def published_formats(found: Sequence[Format]) -> Figure:
                 plot_measured(left, x, b.measured_s / r.measured_s, "", 5.0)
                 plot_measured(right, x, r.measured_w, "", 5.0)
     for axes, said in ((left, "Speed-up over fp32"), (right, "Power (W)")):
-        axes.set_xticks(range(len(cases)), [f"{m}\nb{b} s{s}" for m, b, s in cases], fontsize=7)
+        axes.set_xticks(range(len(cases)), [f"{m}\nb{b} s{s}" for m, b, s in cases])
         axes.set_ylabel(said)
     handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
     return add_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
 
 

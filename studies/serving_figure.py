@@ -49,7 +49,7 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
             axes.xaxis.set_minor_formatter("")
             axes.set(xlabel=text, ylabel="Requests (%)")
         panels[0, place].set_title(model)
-        panels[0, place].legend(frameon=False, fontsize=8)
+        panels[0, place].legend(frameon=False)
     note = "dots measured: vLLM 0.25.1 on an H200, database/h200/engine_requests.parquet; lines simulated"
     return add_caption(figure, note)
 

@@ -167,9 +167,7 @@ def draw_equal_latency(found: EqualLatencyPairs, gpu: str) -> Figure:
     panels = figure.subplots(1, 2)
     _paired(panels[0], found.imbalance, "Load imbalance: one tile on the busiest SM", _tiles_text)
     _paired(panels[1], found.reuse, f"L2 reuse: arithmetic within {NEAR_FLOP:.0%}", _memory_text)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=2, loc="outside upper right"
-    )
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside upper right")
     return add_caption(
         figure, describe_rows(gpu, "sustained rows at the top clock, not capped; after paper 003, figure 2")
     )
@@ -193,10 +191,10 @@ def _paired(
     places = [place + 0.5 * (place // 2) for place in range(len(members))]
     axes.barh(places, [m.power_w for m in members], color="#BBBBBB", label="measured", height=0.8)
     axes.plot([m.predicted_w for m in members], places, "D", ms=5, color=OURS, label="predicted, held out")
-    axes.set_yticks(places, [f"{m.work}\n{text(m)}" for m in members], fontsize=7)
+    axes.set_yticks(places, [f"{m.work}\n{text(m)}" for m in members])
     axes.invert_yaxis()
     axes.set_xlabel("Power (W)")
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title)
 
 
 def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
@@ -219,15 +217,14 @@ def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
         here = np.isin(families, members)
         for name, predicted in named.items():
             _binned(panel, measured[here], np.abs(predicted[here] / measured[here] - 1.0), name, colours[name])
-        panel.set_title(f"{title} ({int(here.sum())})", fontsize=9)
+        panel.set_title(f"{title} ({int(here.sum())})")
         panel.set_ylim(0, 100)
         panel.set_xscale("log")
-        panel.tick_params(labelsize=7)
-    axes[0].legend(frameon=False, fontsize=7)
+    axes[0].legend(frameon=False)
     for panel in axes[3:]:
-        panel.set_xlabel("Measured latency (µs)", fontsize=8)
+        panel.set_xlabel("Measured latency (µs)")
     for panel in (axes[0], axes[3]):
-        panel.set_ylabel("Error (%)", fontsize=8)
+        panel.set_ylabel("Error (%)")
     figure.suptitle("Error by size of kernel: median, and from the 25th to the 75th percentile", fontsize=10)
     return add_caption(
         figure, describe_rows(gpu, "held-out bursts at the top clock; after paper 003, figures 6 and 10b")
@@ -310,11 +307,11 @@ def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
             axes.barh(place, width, left=left, color=_KIND_COLOUR[kind], label=label, **edge)
             left += width
     names = [f"{entry.name}{', measured' if entry.measured else ', predicted'}" for entry in found]
-    axes.set_yticks(range(len(found)), names, fontsize=7)
+    axes.set_yticks(range(len(found)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("Share of the time in kernels (%)")
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     seen = any(entry.measured for entry in found)
     note = "outlined: seen by the profiler, else predicted" if seen else "no profile is at hand: predicted"
     return add_caption(figure, describe_rows(gpu, f"after paper 003, figure 1; {note}"))

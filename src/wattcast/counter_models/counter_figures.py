@@ -82,12 +82,12 @@ def draw_error_planes(result: CounterFit, benchmark: int | None = None, caption:
             if np.isfinite(value):
                 ink = "white" if abs(value) > 0.7 * reach else "black"
                 text = f"{value:+.0f}" if signed else f"{value:.1f}"
-                at.text(j, i, text, ha="center", va="center", fontsize=6, color=ink)
+                at.text(j, i, text, ha="center", va="center", color=ink)
         at.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
-        at.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz], fontsize=7)
+        at.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz])
         at.set_xlabel("Memory clock (MHz)")
         size = np.abs(plane)
-        at.set_title(f"{MODEL_TITLES[model]}: {np.nanmean(size):.1f} %, {np.nanmax(size):.0f} % worst", fontsize=9)
+        at.set_title(f"{MODEL_TITLES[model]}: {np.nanmean(size):.1f} %, {np.nanmax(size):.0f} % worst")
     axes[0].set_ylabel("Core clock (MHz)")
     label = "Error on unseen work (%)" if signed else "Absolute error on unseen work (%)"
     figure.colorbar(image, ax=list(axes), label=label, shrink=0.85)
@@ -123,7 +123,7 @@ def draw_launch_power(
         axes.plot(measured[0] * 1e3, measured[1], ".", color=MEASURED, markersize=4, label="measured")
     axes.set(xlabel="Time (ms)", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return add_caption(
         figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W"
     )
@@ -174,7 +174,7 @@ def draw_rail_voltages(
             )
         at.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
         at.set_xlabel("Clock (MHz)")
-        at.legend(frameon=False, fontsize=7)
+        at.legend(frameon=False)
     axes[0].set_ylabel("Relative voltage")
     return add_caption(figure, caption or f"{result.table.name}; bars one standard error")
 
@@ -191,7 +191,7 @@ def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
     axes.set_xscale("log", base=2)
     axes.set(xlabel="Clock pairs in training", ylabel="Error on unseen work (%)")
     axes.set_ylim(bottom=0.0)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False)
     return add_caption(figure, caption or result.table.name)
 
 
@@ -227,7 +227,7 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.set(xlabel="Measured power (W)", ylabel="Predicted power (W)")
     axes.set_xlim(0.0, top_w)
     axes.set_ylim(0.0, top_w)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, loc="upper left")
     return add_caption(figure, describe_source(fit, device))
 
 

@@ -296,7 +296,7 @@ def draw_curves(
             colour = SERIES_COLOURS[index % 8]
             axes.plot(_scaled(x, columns[x]), _scaled(value, columns[value]), color=colour, label=name)
         axes.set(xlabel=axis_label(x), ylabel=axis_label(value))
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False)
     return add_caption(figure, caption)
 
 
@@ -383,5 +383,5 @@ def draw_assignment(found: FleetAssignment, source: str) -> Figure:
     axes.set_title(
         f"{found.power_w / 1e3:.4g} kW mean at the meter, {found.peak_w / 1e3:.4g} kW at most", fontsize=10
     )
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return add_caption(figure, f"{source}; {found.aim}: {found.binds}")

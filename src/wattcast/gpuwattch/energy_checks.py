@@ -164,7 +164,7 @@ def draw_size_changes(design: ChipDesign) -> Figure:
         axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
         axes.axhline(1.0, color="#999999", linewidth=0.8)
         axes.set_title(title)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False)
     figure.supylabel("relative to the chip as it is")
     note = f"{design.name}, F = {design.feature_nm:g} nm, bottom-up; one size changes, others stay"
     return add_caption(figure, note)

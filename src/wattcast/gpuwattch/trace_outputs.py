@@ -319,7 +319,7 @@ def draw_component_power(timeline: PowerBins, parts: tuple[str, ...], title: str
     axes.set_title(title)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     note = f"{caption}; each step is the mean of {timeline.width} sample{'s' * (timeline.width > 1)}"
-    figure.supxlabel(note, fontsize=7, color="#666666")
+    figure.supxlabel(note, color="#666666")
     return figure
 
 

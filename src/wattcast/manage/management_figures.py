@@ -49,9 +49,9 @@ def _draw_grouped_bars(axes: Axes, names: Sequence[str], series: Mapping[PolicyN
     for i, (policy, values) in enumerate(series.items()):
         x = np.arange(len(names)) + width * (i - 0.5 * (len(series) - 1))
         axes.bar(x, np.multiply(100, values), width, label=str(policy), color=COLOUR[policy])
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.axhline(0.0, color="black", lw=0.5)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(frameon=False)
 
 
 def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
@@ -105,7 +105,7 @@ def draw_residency(tables: PlantTables, played: PlayedRun, kernel: str | None = 
                 axes.bar(i, 100 * share, bottom=100 * bottom, color=str(0.95 - 0.8 * j / max(len(levels) - 1, 1)))
                 text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
                 if share > 0.04:
-                    axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", fontsize=7, color=ORANGE)
+                    axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE)
                 bottom += share
     axes.set_xticks(range(len(shares)), list(shares))
     axes.set(title=kernel or played.application, ylabel="Share of time (%)")
@@ -124,9 +124,9 @@ def draw_power_shares(tables: PlantTables, comparison: PolicyComparison, applica
             x = i + 0.38 * (j - 0.5)
             axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
             axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
-    axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right", fontsize=7)
+    axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right")
     axes.set_ylabel("Power of chip and memory (default = 100)")
-    axes.legend(fontsize=7, **LEGEND_RIGHT)
+    axes.legend(**LEGEND_RIGHT)
     return add_caption(
         figure, f"{tables.source}; left bar default, right bar controller; rest of the board not shown"
     )
@@ -162,7 +162,7 @@ def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) 
     for kernel in dict.fromkeys(names.tolist()):
         axes.plot(np.arange(int((names == kernel).sum())), gap[names == kernel], marker=".", lw=0.8, label=kernel)
     axes.set(title=played.application, xlabel="Iteration", ylabel=f"{objective.goal.label} over oracle (%)")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(frameon=False)
     return add_caption(figure, tables.source)
 
 
@@ -182,7 +182,7 @@ def draw_picked_clocks(tables: PlantTables, comparison: PolicyComparison, object
     shown = clock_mhz > 0.65 * clock_mhz.max()
     axes.set(xlabel="Core clock set (MHz)", ylabel=f"{objective.goal.label} over the best clock's (%)")
     axes.set(xlim=(clock_mhz[shown].min() - 10, clock_mhz.max() + 20), ylim=(-0.5, 16))
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(frameon=False)
     return add_caption(figure, tables.source)
 
 
@@ -198,7 +198,7 @@ def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, Sensitivit
         axes.plot([0, 1], [0, 1], color="black", lw=0.5)
         axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
         axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(frameon=False)
     return add_caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
 
 

@@ -544,6 +544,6 @@ def draw_run_power(run: MeasuredRun, predicted: Mapping[str, Any] | None = None)
         axes.set_ylim(bottom=0.0)
     power.set(ylabel="Power (W)", title=" ".join(run.command)[:80])
     clock.set(ylabel="SM clock (MHz)", xlabel="Time (s)")
-    power.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.supxlabel(f"{run.identity.name}, driver {run.identity.driver or 'unknown'}", fontsize=8)
+    power.legend(frameon=False, loc="lower right")
+    figure.supxlabel(f"{run.identity.name}, driver {run.identity.driver or 'unknown'}")
     return figure

@@ -187,7 +187,7 @@ def compare_results(results: Sequence[MicroRow], others: Sequence[MicroRow]) -> 
 
 def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> Figure:
     """Draw time and energy above idle of every benchmark on the second device over the first."""
-    figure = new_figure(8.0, 1.2 + 0.16 * len(rows))
+    figure = new_figure(8.0, 1.2 + 0.2 * len(rows))
     axes = figure.subplots()
     for key, label, colour in (("time_ratio", "time", "dram"), ("energy_ratio", "energy above idle", "tensor")):
         points = [(row[key], place) for place, row in enumerate(rows) if row.get(key)]
@@ -198,7 +198,7 @@ def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> 
     if max(ratios) > 3.0 * min(ratios):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_yticks(range(len(rows)), [row["benchmark"] for row in rows], fontsize=6)
+    axes.set_yticks(range(len(rows)), [row["benchmark"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", linewidth=0.3)
     axes.set_xlabel(f"{second} over {first}: an operation, of which less is better")
@@ -370,8 +370,8 @@ def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figur
     axes.barh(range(len(known)), share, color=MODULE_COLOURS["l2"])
     axes.axvline(1.0, color="black", linewidth=0.8)
     for place, (r, spec) in enumerate(known):
-        axes.text(0.02, place, f"{r.operations_per_cycle_sm:.4g} of {spec:g}", va="center", fontsize=7)
-    axes.set_yticks(range(len(known)), [r.name for r, _ in known], fontsize=7)
+        axes.text(0.02, place, f"{r.operations_per_cycle_sm:.4g} of {spec:g}", va="center")
+    axes.set_yticks(range(len(known)), [r.name for r, _ in known])
     axes.set_ylim(len(known) - 0.4, -0.6)
     axes.set_xlabel("Measured over specified, operations per true cycle and SM")
     axes.spines[["top", "right"]].set_visible(False)
@@ -393,7 +393,7 @@ def draw_energy(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     _plot_energies(right, memory, [(r.byte or 1.0) / (r.operations or 1.0) for r in memory], [r.name for r in memory])
     left.set_xlabel("Energy (pJ) of an operation of one thread")
     right.set_xlabel("Energy (pJ) of a byte")
-    left.legend(frameon=False, loc="lower right", fontsize=8)
+    left.legend(frameon=False, loc="lower right")
     figure.suptitle(gpu.title)
     return add_caption(figure, source)
 
@@ -404,7 +404,7 @@ def _plot_energies(axes: Axes, rows: Sequence[MicroRow], each: Sequence[float], 
     above = [1e12 * (r.operation_above_idle_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
     axes.plot(total, range(len(rows)), "o", color=MODULE_COLOURS["static"], label="idle power included")
     axes.plot(above, range(len(rows)), "o", color=MODULE_COLOURS["tensor"], label="above idle")
-    axes.set_yticks(range(len(rows)), labels, fontsize=7)
+    axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xscale("log")
     axes.grid(axis="y", linewidth=0.3)
@@ -431,7 +431,7 @@ def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
         places, heights = zip(*own, strict=True)
         axes.bar(places, heights, 0.24, color=MODULE_COLOURS["tensor"], label=gpu.name)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
     axes.set_ylabel("Energy (nJ) of an operation, idle included")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -479,7 +479,7 @@ def draw_difference(found: RunComparison) -> Figure:
     names = sorted(values, key=lambda name: -abs(values[name]))
     colours = [MODULE_COLOURS.get(name, _TERM.get(name, _OTHER)) for name in names]
     right.barh(range(len(names)), [values[name] for name in names], color=colours)
-    right.set_yticks(range(len(names)), names, fontsize=8)
+    right.set_yticks(range(len(names)), names)
     right.invert_yaxis()
     right.axvline(0.0, color="#000000", lw=0.6)
     right.set_xlabel("Mean power, B - A (W)")
@@ -502,8 +502,8 @@ def _stacked(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
             ends[side] += value
             seen |= {term} if value else set()
         axes.plot(1e3 * sum(terms.values()), place, "o", ms=4, color="#000000", zorder=5)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.axvline(0.0, color="#000000", lw=0.6)
     if seen:
-        axes.legend(frameon=False, fontsize=9, loc="best")
+        axes.legend(frameon=False, loc="best")

@@ -152,14 +152,16 @@ def require_matplotlib() -> None:
 
 def add_caption(figure: Figure, text: str) -> Figure:
     """Write where the numbers came from below a figure, and return the figure."""
-    figure.supxlabel("\n".join(wrap(text, 110)), x=0.01, ha="left", fontsize=8, color="#595959")
+    letters = int(12.0 * figure.get_figwidth())  # that fit its width
+    figure.supxlabel("\n".join(wrap(text, letters)), x=0.01, ha="left", fontsize=10, color="#595959")
     return figure
 
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of that size in inches, or raise an error that says how to get matplotlib.
 
-    Its axes have no top and right side, and their lines take ``SERIES_COLOURS`` in turn.
+    Its axes have no top and right side, and their lines take ``SERIES_COLOURS`` in turn. Text keeps matplotlib's 10
+    points and more, which stays legible where a page shows the figure at half its size.
     """
     try:
         from matplotlib.figure import Figure

@@ -64,7 +64,7 @@ def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array
         part = trace.part(middle, middle + CLOSE_LAUNCHES)
         _stack(panels[1], part, scale)
         _mark_gaps(panels[1], part, scale)
-        panels[1].set_title(f"{CLOSE_LAUNCHES} launches and gaps from the middle of it", fontsize=9)
+        panels[1].set_title(f"{CLOSE_LAUNCHES} launches and gaps from the middle of it")
         panels[1].set_xlim(part.start_s[0] * scale, part.end_s[-1] * scale)
     for axes in panels:
         axes.set_ylim(bottom=0.0)
@@ -128,7 +128,7 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
     left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
     right.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
     handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False)
     return add_caption(figure, f"marks are predicted operators, area their share of the energy; {describe_origin(p)}")
 
 
@@ -173,7 +173,7 @@ def draw_clock_sweeps(
                           mec=colour, mew=1.6)  # fmt: skip
         axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
         axes.set_ylim(bottom=0.0)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False)
     return add_caption(figure, f"a ring marks where the configuration settles; {source}")
 
 
@@ -198,7 +198,7 @@ def draw_against_measured(
         axes.plot(ends, factor * ends, color=PREDICTED, lw=0.7, ls="--")
     axes.set(xscale="log", yscale="log", xlabel=f"Measured ({unit})", ylabel=f"Predicted ({unit})")
     axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, fontsize=9, title="mean absolute error (rows)", title_fontsize=9)
+    axes.legend(frameon=False, title="mean absolute error (rows)")
     return add_caption(figure, f"dashes are 10 % off; {source}")
 
 
@@ -213,14 +213,14 @@ def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title
     for index, (name, (a, b)) in enumerate(points.items()):
         on_it = index in best
         axes.plot(a, b, "D", ms=5, mfc="none", mec=PREDICTED if on_it else "#888888")
-        axes.annotate(name, (a, b), xytext=(5, 4), textcoords="offset points", fontsize=9,
+        axes.annotate(name, (a, b), xytext=(5, 4), textcoords="offset points",
                       color="black" if on_it else "#888888")  # fmt: skip
     axes.set(xlabel=x, ylabel=y)
     if (place.max(axis=0) > LOGARITHMIC_SPAN * place.min(axis=0)).any() and (place > 0).all():
         axes.set(xscale="log", yscale="log")
     axes.set_title(title, fontsize=10)
     axes.margins(x=0.12, y=0.1)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False)
     return add_caption(figure, source)
 
 

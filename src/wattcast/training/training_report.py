@@ -166,7 +166,7 @@ def draw_training(result: TrainingResult) -> Figure:
     watts, hours, kwh = np.array(result.curve).T
     right.plot(hours, kwh, "-o", color=SERIES_COLOURS[0])
     for w, h, e in result.curve:
-        right.annotate(f"{w:.0f} W", (h, e), textcoords="offset points", xytext=(6, 6), fontsize=9)
+        right.annotate(f"{w:.0f} W", (h, e), textcoords="offset points", xytext=(6, 6))
     best = list(watts).index(recommend_limit(result))
     right.plot(hours[best], kwh[best], "o", ms=11, mfc="none", color=SERIES_COLOURS[1], label="recommended")
     right.set_xlabel("Time (h)")

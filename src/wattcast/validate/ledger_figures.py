@@ -74,10 +74,10 @@ def _by_family(
         _draw_band(axes, true[here], said[here], band, logarithmic)
         axes.plot(true[here], said[here], "o", ms=1.8, color=DOT, alpha=0.5, mew=0)
         error = 100 * np.mean(np.abs(said[here] / true[here] - 1.0))
-        axes.set_title(f"{family}: {error:.1f} % of {int(here.sum())}", fontsize=9)
+        axes.set_title(f"{family}: {error:.1f} % of {int(here.sum())}")
     for axes in panels[len(families) :]:
         axes.set_visible(False)
-    figure.supylabel(f"Predicted {what}", fontsize=9)
+    figure.supylabel(f"Predicted {what}")
     figure.suptitle(f"Measured {what} across, predicted up; line: equal; band: ±{band:.0%}", fontsize=10)
     return add_caption(figure, describe_rows(gpu, "held-out predictions, five folds by shape"))
 
@@ -89,7 +89,6 @@ def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logar
     axes.plot(ends, ends, "-", color=OURS, lw=1.0)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
-    axes.tick_params(labelsize=7)
 
 
 def draw_whole_models(gpu: str, database: str | Path | None = None) -> Figure | None:
@@ -113,9 +112,9 @@ def draw_whole_models(gpu: str, database: str | Path | None = None) -> Figure | 
             ("launched by the host", ~found.graph, "x"),
         ):
             axes.plot(measured[at], predicted[at], mark, ms=4, color=DOT, alpha=0.7, label=label, mew=0.8)
-        axes.set_xlabel(f"Measured {name}", fontsize=8)
-        axes.set_ylabel(f"Predicted {name}", fontsize=8)
-    panels[0].legend(frameon=False, fontsize=7)
+        axes.set_xlabel(f"Measured {name}")
+        axes.set_ylabel(f"Predicted {name}")
+    panels[0].legend(frameon=False)
     return add_caption(figure, describe_rows(gpu, "whole models, nothing fitted on them; line: equal, band: ±10 %"))
 
 

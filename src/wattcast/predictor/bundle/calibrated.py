@@ -86,7 +86,9 @@ def _carry_times(kin: str, gpu: Gpu) -> Bundle:
         plain = _merge(bundle_to_plain(replace(base, learned=None)), {"power": shipped[0].get("power", {})})
         base = replace(base, power=plain_to_bundle(plain, CALIBRATION_FILE).power)
     fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)}
-    own_rate, its_rate = (float(np.mean(of.pipes.tensor_flop_per_cycle.get(Dtype.BF16, np.nan))) for of in (gpu, chip))
+    own_rate, its_rate = (
+        float(np.mean(of.pipes.tensor_flop_per_cycle.get(Dtype.BF16, np.nan))) for of in (gpu, chip)
+    )
     for group, correction in fitted.items():
         if group.startswith("gemm") and own_rate < its_rate:  # what feeds the tensor cores keeps up with slower ones
             fed = min(correction.compute, max(_FED, correction.compute * own_rate / its_rate))
