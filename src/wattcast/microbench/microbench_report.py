@@ -203,7 +203,6 @@ def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> 
     axes.grid(axis="y", linewidth=0.3)
     axes.set_xlabel(f"{second} over {first}: an operation, of which less is better")
     axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
     return add_caption(figure, f"`wattcast lab microbench --show {first} --against {second}`")
 
 
@@ -325,7 +324,6 @@ def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) ->
     for axes in (left, right):
         axes.set_xlabel(axis)
         axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
         if logarithmic:
             axes.set_xscale("log", base=2)
             axes.set_xticks(x, [f"{value / 1024:g}" if name == "icache" else f"{value:g}" for value in x])
@@ -353,7 +351,6 @@ def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure
         axes.set_xlabel("Size")
         axes.set_ylabel("Latency of a load (cycles)")
         axes.set_title(title)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(gpu.title)
     return add_caption(figure, source)
 
@@ -374,7 +371,6 @@ def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figur
     axes.set_yticks(range(len(known)), [r.name for r, _ in known])
     axes.set_ylim(len(known) - 0.4, -0.6)
     axes.set_xlabel("Measured over specified, operations per true cycle and SM")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(gpu.title)
     return add_caption(figure, source)
 
@@ -408,7 +404,6 @@ def _plot_energies(axes: Axes, rows: Sequence[MicroRow], each: Sequence[float], 
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xscale("log")
     axes.grid(axis="y", linewidth=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
@@ -434,7 +429,6 @@ def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
     axes.set_ylabel("Energy (nJ) of an operation, idle included")
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     return add_caption(figure, source + "; GTX 660 and TK1: MIPP (2016), Tables I and II, errata applied")
 
 
