@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from staged_files import stage_files
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -73,6 +74,27 @@ def runs(line: str) -> bool:
     return not any(line.startswith(start) for start, _ in NOT_RUN)
 
 
+def takes_long(line: str) -> bool:
+    return any(line.startswith(start) and reason.startswith("slow") for start, reason in NOT_RUN)
+
+
+@pytest.fixture
+def stage(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a reader's own files: made-up ones, and two predictions that were saved."""
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'wattcast[plot]'")
+    monkeypatch.chdir(tmp_path)
+    stage_files(tmp_path)
+    for name, batch in (("before.json", "2"), ("after.json", "4")):
+        done = call("predict", "gpt2", "--gpu", "h200", "--batch", batch, "--seq", "128", "--json")
+        (tmp_path / name).write_text(done.out, encoding="utf-8")
+
+
+def run_line(call, line: str) -> None:
+    """Run a documented line without what it shows as optional."""
+    done = call(*shlex.split(re.sub(r" \[[^]]*\]| ?\.\.\.", "", line))[1:])
+    assert done.code == 0, (line, done.err)
+
+
 @pytest.mark.parametrize("page", EVERY, ids=lambda p: p.stem)
 def test_every_command_in_the_docs_exists_with_its_options(page: Path, call) -> None:
     for line in [*documented(page), *documented(page, MENTION)]:
@@ -83,13 +105,16 @@ def test_every_command_in_the_docs_exists_with_its_options(page: Path, call) -> 
 
 
 @pytest.mark.parametrize("page", [p for p in EVERY if any(map(runs, left_over(p)))], ids=lambda p: p.stem)
-def test_every_other_command_runs(page: Path, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_other_command_runs(page: Path, call, stage: None) -> None:
     """Commands outside the blocks that are run as a whole, in order; not_run.txt says why some are left out."""
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'wattcast[plot]'")
-    monkeypatch.chdir(tmp_path)
     for line in filter(runs, left_over(page)):
-        done = call(*shlex.split(line)[1:])
-        assert done.code == 0, (line, done.err)
+        run_line(call, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", sorted({x for p in EVERY for x in left_over(p) if takes_long(x)}))
+def test_commands_that_take_long_run_too(line: str, call, stage: None) -> None:
+    run_line(call, line)
 
 
 def test_what_is_not_run_is_documented_and_has_a_reason() -> None:

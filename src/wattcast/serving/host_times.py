@@ -71,8 +71,9 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     Of rows with the same id the last one counts. A folder without traffic adds steps alone.
     """
     for folder in folders:
-        if not (folder / "rows.jsonl").exists():
-            raise bad_value(str(folder), "a folder that `measure engine` wrote", "no rows.jsonl in it")
+        missing = [name for name in ("rows.jsonl", "runs.jsonl") if not (folder / name).exists()]
+        if missing:
+            raise bad_value(str(folder), "a folder that `measure engine` wrote", f"no {missing[0]} in it")
     known = load_engine_records(out) if (out / STEPS_FILE).exists() else EngineRecords((), (), ())
     by_id = {row["id"]: row for row in known.rows}
     requests = {(row["run"], row["number"]): row for row in known.requests}
@@ -82,6 +83,8 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     for folder in folders:
         cards = {run["run"]: run.get("card_uuid", "") for run in read_lines(folder / "runs.jsonl")}
         for row in read_lines(folder / "rows.jsonl"):
+            if not {"id", "kind", "model"} <= row.keys():
+                raise bad_value(f"{folder}/rows.jsonl", "rows with id, kind and model", ", ".join(row) or "none")
             by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row.get("run"), "")}
         if not (folder / "requests.jsonl").exists():
             continue
