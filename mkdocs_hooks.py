@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
-GROWING = {"Method": "method", "Decisions": "decisions"}
+GROWING = {"Decisions": "decisions"}
 PUBLIC = {
     "wattcast": None,
     "wattcast.workload.model_options": ("ModelOptions",),

@@ -90,14 +90,14 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
         axes.set_xticks(range(4), list(quantities))
         axes.set(title=kernel, ylabel="Relative to the fastest settings")
         axes.axhline(1.0, color="black", lw=0.5)
-        axes.set_ylim(0, 1.35)
-    axes.legend(ncols=3, loc="upper center", frameon=False)
+        axes.set_ylim(0, 1.15)
+    figure.legend(*axes.get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
     return add_caption(figure, tables.source)
 
 
 def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
     """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
-    figure = new_figure(8.0, 4.0)
+    figure = new_figure(10.5, 4.4)
     left, right = figure.subplots(1, 2)
     found = measure_table_sensitivities(tables)
     rows = [tables.kernels.index(k) for k in kernels]
@@ -111,8 +111,8 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
                   color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
     for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
         axes.set_xticks(range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right")
-        axes.set(ylabel=label, ylim=(0, 1.25))
-        axes.legend(ncols=3, loc="upper center", frameon=False)
+        axes.set(ylabel=label, ylim=(0, 1.05))
+        axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     return add_caption(figure, tables.source)
 
 

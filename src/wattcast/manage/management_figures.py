@@ -125,11 +125,9 @@ def draw_power_shares(tables: PlantTables, comparison: PolicyComparison, applica
             axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
             axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
     axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right")
-    axes.set_ylabel("Power of chip and memory (default = 100)")
+    axes.set_ylabel("Power, relative to default (%)")
     axes.legend(**LEGEND_RIGHT)
-    return add_caption(
-        figure, f"{tables.source}; left bar default, right bar controller; rest of the board not shown"
-    )
+    return add_caption(figure, f"{tables.source}; chip and memory alone, left bar default, right bar controller")
 
 
 def chip_and_memory_w(tables: PlantTables, run: PolicyRun) -> tuple[float, float]:

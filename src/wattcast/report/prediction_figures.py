@@ -55,7 +55,7 @@ def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array
     if measured is not None:
         plot_measured(panels[0], measured[0] * scale, measured[1], size=3.0)
     panels[0].set_xlim(0.0, trace.duration_s * scale)
-    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
+    waiting = max(1.0 - float(p.busy_s) / float(p.latency_s), 0.0)
     said = f"{p.name} on {p.gpu}: {trace.duration_s * scale:.4g} {unit}, {waiting:.1%} waiting for the host"
     panels[0].set_title(said, fontsize=10)
     panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
@@ -128,7 +128,7 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
     left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
     right.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
     handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False)
+    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
     return add_caption(figure, f"marks are predicted operators, area their share of the energy; {describe_origin(p)}")
 
 

@@ -1,0 +1,121 @@
+"""Draw figures of the method pages that no command draws: engine steps, training steps, coverage, three power models.
+
+Run: ``python -m studies.method_figures docs/images``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from studies.training_rows.judge_training_rows import MEASURED as TRAINING_MEASURED
+from studies.training_rows.judge_training_rows import PREDICTIONS, read_columns
+
+from wattcast import hardware
+from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_axes, new_figure, save_figure
+from wattcast.serving.host_times import load_engine_records
+from wattcast.validate.model_agreement import MODELS, compare_power_models
+from wattcast.validate.serving_checks import compare_serving
+
+CONFIDENCE = Path(__file__).parents[1] / "docs" / "method" / "confidence.md"
+
+
+def draw_engine_steps() -> Figure:
+    """Draw latency and power of held-out engine steps, predicted against measured."""
+    records = load_engine_records("h200")
+    records = replace(records, rows=tuple(row for row in records.rows if row["kind"] != "traffic"))
+    found = compare_serving(records, hardware.load_gpu("h200"), held_out=True)
+    figure = new_figure(9.0, 4.2)
+    for axes, quantity, unit, scale in zip(
+        figure.subplots(1, 2), ("latency", "power"), ("ms", "W"), (1e3, 1.0), strict=True
+    ):
+        for kind in ("decode", "prefill"):
+            pairs = scale * np.array([row.values[quantity] for row in found if row.kind == kind])
+            _plot_pairs(axes, pairs, f"{kind} ({len(pairs)} steps)")
+        _finish_pairs(axes, f"{quantity} ({unit})", 0.1, quantity == "latency")
+    return add_caption(figure, "vLLM on H200s, nine models that nothing was fitted to; line: equal; band: ±10 %")
+
+
+def draw_training_steps() -> Figure:
+    """Draw time and energy of training steps, as predicted before they were measured."""
+    measured, predicted = read_columns(TRAINING_MEASURED), read_columns(PREDICTIONS)
+    figure = new_figure(9.0, 4.2)
+    for axes, column, label, scale in zip(
+        figure.subplots(1, 2), ("latency_s", "energy_j"), ("time of a step (ms)", "energy of a step (J)"), (1e3, 1.0),
+        strict=True,
+    ):  # fmt: skip
+        pairs = scale * np.array([(row[column], predicted[name][column]) for name, row in measured.items()])
+        _plot_pairs(axes, pairs, f"{len(pairs)} steps")
+        _finish_pairs(axes, label, 0.1, True)
+    return add_caption(figure, "H200; predictions were committed before the measurement; line: equal; band: ±10 %")
+
+
+def draw_power_models() -> Figure:
+    """Draw the watts that three models give to the same measured kernels."""
+    views = compare_power_models("h200")
+    figure, axes = new_axes(6.4, 5.2)
+    for model in MODELS:
+        _plot_pairs(axes, np.array([(view.measured_w, view.model_w[model]) for view in views]), model)
+    _finish_pairs(axes, "power (W)", 0.1, False)
+    return add_caption(figure, f"{len(views)} kernels of an H200; line: equal; band: ±10 %")
+
+
+def draw_coverage() -> Figure:
+    """Draw the share of each set inside its 90 % interval, from the table of the page on confidence."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| (latency|power) \| \d+ \| ([\d.]+) \|.*\| (yes|no) \|$", CONFIDENCE.read_text(), re.M
+    )
+    figure, axes = new_axes(9.0, 1.4 + 0.22 * len(rows))
+    axes.axvspan(82.0, 97.0, color="#DDDDDD", label="wanted")
+    for held, colour in (("yes", SERIES_COLOURS[2]), ("no", SERIES_COLOURS[1])):
+        at = [place for place, row in enumerate(rows) if row[3] == held]
+        words = "holds" if held == "yes" else "too narrow or too wide"
+        axes.plot([float(rows[place][2]) for place in at], at, "o", color=colour, label=f"{words} ({len(at)})")
+    axes.axvline(90.0, color="black", lw=0.8)
+    axes.set_yticks(range(len(rows)), [f"{name}: {quantity}" for name, quantity, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", lw=0.3)
+    axes.set_xlabel("Measurements inside the 90 % interval (%)")
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
+    return add_caption(figure, "wattcast lab validate --ablations")
+
+
+def _plot_pairs(axes: Axes, pairs: np.ndarray, label: str) -> None:
+    error = 100 * np.mean(np.abs(pairs[:, 1] / pairs[:, 0] - 1.0))
+    axes.plot(pairs[:, 0], pairs[:, 1], "o", ms=5, alpha=0.75, label=f"{label}: {error:.1f} % off")
+
+
+def _finish_pairs(axes: Axes, label: str, band: float, logarithmic: bool) -> None:
+    ends = np.array([min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])])
+    if logarithmic:
+        shown = np.concatenate([np.asarray(line.get_data()).ravel() for line in axes.lines])
+        ends = np.array([0.8 * shown.min(), 1.25 * shown.max()])
+        axes.set(xscale="log", yscale="log")
+    axes.fill_between(ends, (1 - band) * ends, (1 + band) * ends, color="#DDDDDD", lw=0, zorder=0)
+    axes.plot(ends, ends, color="black", lw=0.8)
+    axes.set(xlabel=f"Measured {label}", ylabel=f"Predicted {label}", xlim=ends, ylim=ends)
+    axes.legend(frameon=False, loc="upper left")
+
+
+FIGURES = {
+    "engine-steps": draw_engine_steps,
+    "training-steps": draw_training_steps,
+    "side-by-side": draw_power_models,
+    "coverage": draw_coverage,
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Draw all figures, or those named after the folder."""
+    for name in argv[1:] or FIGURES:
+        save_figure(FIGURES[name](), Path(argv[0]) / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
