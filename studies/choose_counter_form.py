@@ -1,7 +1,7 @@
 """Choose the form of the H200's counter model by microbenchmarks alone, never by the multimedia rows it is tested on.
 
 Run: ``python studies/choose_counter_form.py``. The rule was committed before the chosen form was judged
-(docs/method/counters.md, "A third form"):
+(docs/method/history.md, "Counter models"):
 
 1. Families are the first words of the benchmarks' names. A family is predicted by a fit without it.
 2. Memory draws a step once it is awake, if the memory power of held-out families is then missed by less. The rate at
@@ -79,6 +79,9 @@ class HeldOutFamilies:
         lines = [line for line, keep in zip(make_table_lines(database_folder(GPU), GPU), kept, strict=True) if keep]
         trained = np.unique(whole.benchmark[kept])
         # before anything is computed, rows that are tested or left out go
+        before = [p.event != "l2_write_sector" for p in whole.predictors]  # the model of the second round
+        events = tuple(p for p, kept in zip(whole.predictors, before, strict=True) if kept)
+        whole = replace(whole, awake_per_s=None, predictors=events, occurrence=whole.occurrence[:, before])
         self.table = replace(whole, test=(), left_out={}).keep_benchmarks(
             np.isin(np.arange(whole.benchmarks), trained)
         )

@@ -28,8 +28,11 @@ RAIL_PARTS = (  # what a colour stands for, and the model's parts in it
     ("special functions, conversions", ("xu_instruction",)),
     ("tensor", ("half_instruction", "wgmma_cycle", "mma_cycle", "imma_cycle", "dmma_cycle")),
     ("L1 and shared memory", ("l1_wavefront",)),
-    ("between SMs and L2", ("noc_byte",)),
-    ("DRAM, both rails", ("dram_read_access", "dram_write_access", "dram_read_byte", "dram_write_byte")),
+    ("between SMs and L2", ("noc_byte", "l2_write_sector")),
+    (
+        "DRAM, both rails",
+        ("dram_read_access", "dram_write_access", "dram_read_byte", "dram_write_byte", "memory awake"),
+    ),
 )
 PART_COLOURS = (  # of the modules, and two more of the series for the pipes that share one
     *(MODULE_COLOURS["static"], MODULE_COLOURS["sm"], SERIES_COLOURS[4], MODULE_COLOURS["cuda"], SERIES_COLOURS[0]),

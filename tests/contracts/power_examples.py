@@ -55,7 +55,7 @@ def make_rails() -> HybridRail:
         15.0,
         (
             EventRail(core, {"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
-            EventRail(memory, {"dram_busy_cycle": 2e-8}),
+            EventRail(memory, {"dram_busy_cycle": 2e-8}, awake_w=6.0, awake_per_s=2e8),
             EventRail(host, {"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
         ),
     )

@@ -37,13 +37,13 @@ def fit() -> RailsFit:
 
 
 def test_multimedia_is_predicted_by_a_model_of_microbenchmarks(fit: RailsFit) -> None:
-    """Must: 5 % (the aim, 1 %, is not reached)."""
+    """Must: 3 %. The aims are not reached: 2 % in the mean and 4 % at worst."""
     trained = {fit.table.benchmark_names[b] for b in fit.table.benchmark[fit.train]}
     pairs = multimedia_power(fit)
     assert len(pairs) >= 11
     assert not trained & {pair.name for pair in pairs}
-    assert np.mean([abs(pair.off_percent) for pair in pairs]) <= 5.0
-    assert max(abs(pair.off_percent) for pair in pairs) <= 10.0
+    assert np.mean([abs(pair.off_percent) for pair in pairs]) <= 3.0
+    assert max(abs(pair.off_percent) for pair in pairs) <= 5.0
 
 
 def test_what_a_cheaper_dct_saves_is_foretold_within_30_percent(fit: RailsFit) -> None:
@@ -67,7 +67,7 @@ def test_a_kernel_beside_moving_frames_takes_what_its_own_counters_say(fit: Rail
 def test_the_ledger_has_every_test_with_its_goal() -> None:
     rows = {(r["set"], r["quantity"]): r for r in make_counter_model_rows("h200")}
     power = rows["H200 multimedia, trained on microbenchmarks only", "power"]
-    assert (power["must"], power["aim"]) == (5.0, 1.0)
+    assert (power["must"], power["aim"]) == (3.0, 2.0)
     assert power["mape"] <= power["must"] < power["floor"]
     assert sum(r["must"] == 30.0 and r["mape"] <= 30.0 for r in rows.values()) == 5
     counted = [r for (name, _), r in rows.items() if "counted operators" in name]
@@ -188,7 +188,7 @@ def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
     assert code == 0
     said = json.loads(out)
     assert said["leaning"] == fit.leaning
-    assert {what: error for what, _, error in said["errors"]}["never trained on, multimedia"] <= 5.0
+    assert {what: error for what, _, error in said["errors"]}["never trained on, multimedia"] <= 3.0
     assert saved_models.load_saved_model(model).model.to_plain()["base_w"] == pytest.approx(
         fit.model.base_w, rel=1e-9
     )

@@ -47,6 +47,8 @@ def test_events_and_coefficients_are_checked() -> None:
         EventRail(rail, {"int_busy_cycles": 1.0})
     with pytest.raises(BadInput, match="finite"):
         EventRail(rail, {"int_busy_cycle": float("nan")})
+    with pytest.raises(BadInput, match="finite watts awake"):
+        EventRail(rail, {"int_busy_cycle": 1.0}, awake_w=1.0, awake_per_s=0.0)
     with pytest.raises(BadInput, match="once"):
         HybridRail(0.0, (EventRail(rail, {}), EventRail(rail, {})))
     with pytest.raises(BadInput, match="mean"):

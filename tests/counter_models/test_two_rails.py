@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -76,8 +77,25 @@ def test_known_costs_are_found() -> None:
     assert {c.name for c in fit.coefficients} == {"alu_full_warp", "l1_wavefront", "memory base", "dram_read_byte"}
 
 
-def test_the_model_predicts_what_the_fit_predicts() -> None:
-    fit = fit_rails(two_rail_table())
+def with_a_step(table: CounterTable, awake_per_s: float = 2e11, awake_w: float = 12.0) -> CounterTable:
+    """The same device with a memory that draws 12 W more as soon as it is awake."""
+    step_w = awake_w * np.minimum(table.occurrence[:, 2] / awake_per_s, 1.0)
+    rails = {"memory": table.rail_w["memory"] + step_w}
+    return replace(table, power_w=table.power_w + step_w, rail_w=rails, awake_per_s=awake_per_s)
+
+
+def test_memory_that_wakes_up_draws_a_step() -> None:
+    fit = fit_rails(with_a_step(two_rail_table()))
+    assert_allclose(fit.costs.memory, [MEMORY_W, DRAM_J, 12.0], rtol=1e-6)
+    assert fit.error_percent(fit.test) < 1e-4
+    assert fit.model.rails[1].awake_w == pytest.approx(12.0)
+    assert "memory awake" in {c.name for c in fit.coefficients}
+    assert fit_rails(replace(fit.table, awake_per_s=None)).error_percent(fit.test) > 0.1  # a line misses it
+
+
+@pytest.mark.parametrize("change", [lambda table: table, with_a_step])
+def test_the_model_predicts_what_the_fit_predicts(change: Callable[[CounterTable], CounterTable]) -> None:
+    fit = fit_rails(change(two_rail_table()))
     power = fit.model.power(table_activity(fit.table, fit.model.required_events))
     assert_allclose(power.total_w, fit.predicted_w, rtol=1e-9)
     back = saved_models.parse_saved_model(

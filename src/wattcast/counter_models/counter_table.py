@@ -78,6 +78,7 @@ class CounterTable:
     left_out: Mapping[str, str] = field(default_factory=dict)  # benchmark -> why it is not trained on
     test: tuple[str, ...] = ()  # groups that are predicted and never trained on
     choose_on: str = ""  # group whose held-out error chooses the leaning of a two-rail fit
+    awake_per_s: float | None = None  # events of the memory rail from which on it draws a step in full
     duration_s: Array | None = None  # (row,) of what was counted, where known
 
     def __post_init__(self) -> None:
@@ -283,6 +284,7 @@ class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
     left_out: dict[str, str] = {}
     test: list[str] = []
     choose_on: str = ""
+    awake: str = ""
 
 
 def read_counter_table(path: Path, columns: Path) -> CounterTable:
@@ -360,6 +362,7 @@ class _TableBuilder:
             left_out=self.map.left_out,
             test=tuple(self.map.test),
             choose_on=self.map.choose_on,
+            awake_per_s=units.parse(self.map.awake, "byte/s", f"{self.where}: awake") if self.map.awake else None,
             duration_s=self.read_duration_s(clock_hz, "all") if self.map.duration else None,
             notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
         )

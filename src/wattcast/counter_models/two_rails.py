@@ -1,8 +1,9 @@
 """Fit counter models of a card that measures its memory power separately: two rails, each to its own power.
 
-P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d (memory)   [Stokke2016, Eq. 8 to 10],
-with the core clock f, the relative voltage V, rates ρ of events, and leakage within the base. Three steps, all
-non-negative and on relative errors:
+P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d + P_awake·min(Σ ρ_d / ρ_awake, 1) (memory)
+[Stokke2016, Eq. 8 to 10], with the core clock f, the relative voltage V, rates ρ of events, and leakage within the
+base. ρ_awake is the rate from which on memory draws a step in full. Three steps, all non-negative and on relative
+errors:
 
 1. memory power against DRAM traffic, outliers weighted down (the sensor is a one-second average);
 2. power of the idle device over the clock: a base and a clock tree;
@@ -56,7 +57,7 @@ class RailsDesign:
 
     static: Array  # (row, 2): 1 and V²·f
     core: Array  # (row, event) occurrence times V²
-    memory: Array  # (row, 1 + event): 1 and occurrence
+    memory: Array  # (row, 1 + event): 1 and occurrence, then how far memory is awake where the table says when
     core_events: tuple[str, ...]
     memory_events: tuple[str, ...]
     voltage: RailVoltage
@@ -97,11 +98,14 @@ def make_rails_design(table: CounterTable) -> RailsDesign:
         raise bad_value(table.name, "events on the core rail and on the memory rail", "none on one of them")
     voltage = thin_voltage(average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows))))
     square = voltage.level_at(table.clock_hz) ** 2
-    ones = np.ones((table.rows, 1))
+    traffic = table.occurrence[:, on["memory"]]
+    memory = [np.ones((table.rows, 1)), traffic]
+    if table.awake_per_s is not None:
+        memory.append(np.minimum(traffic.sum(axis=1, keepdims=True) / table.awake_per_s, 1.0))
     return RailsDesign(
         static=np.stack([np.ones(table.rows), square * table.clock_hz], axis=1),
         core=table.occurrence[:, on["core"]] * square[:, np.newaxis],
-        memory=np.concatenate([ones, table.occurrence[:, on["memory"]]], axis=1),
+        memory=np.concatenate(memory, axis=1),
         core_events=tuple(table.predictors[i].event for i in on["core"]),
         memory_events=tuple(table.predictors[i].event for i in on["memory"]),
         voltage=voltage,
@@ -237,14 +241,17 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     relative = np.sqrt(side) / design.power_w[busy]
     memory_w = design.memory_w[train]
     found = _diagnose_rail(design.core_events, design.core[busy], rest_w, costs.core, relative)
-    names = ("memory base", *design.memory_events)
+    awake = ("memory awake",) * (table.awake_per_s is not None)
+    names = ("memory base", *design.memory_events, *awake)
     found += _diagnose_rail(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
     weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
     number = condition_number(weighted.T @ weighted)
     core = SupplyRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]))
     core_f = dict(zip(design.core_events, costs.core.tolist(), strict=True))
-    memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=True))
-    rails = (EventRail(core, core_f), EventRail(SupplyRail("memory", RailClock.MEMORY), memory_j))
+    memory = SupplyRail("memory", RailClock.MEMORY)
+    memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=False))
+    step_w = float(costs.memory[-1]) if awake else 0.0
+    rails = (EventRail(core, core_f), EventRail(memory, memory_j, step_w, table.awake_per_s or 1.0))
     model = HybridRail(float(costs.static[0] + costs.memory[0]), rails)
     words = _list_warnings(table, train, found, number)
     predictions = (train, test, predicted_w, held_w)

@@ -5,8 +5,9 @@
 over supply rails R, each with its voltage V and clock f. ρ_i is events per second, or the value of an event that is a
 mean, such as instructions per cycle [Eq. 7]. A capacitance C_i is in farad when the voltage is in volts; with a
 relative voltage it is joules per event at relative voltage 1, and for a mean event watts at value 1. P_offset is what
-a rail draws off the straight line at a named clock [section 4.1.2]. The model holds for the clocks and voltages it
-was fitted at, and for work that its events can tell apart.
+a rail draws off the straight line at a named clock [section 4.1.2]. A rail that sleeps without work, such as the
+memory of an H200, also draws P_awake·min(Σ ρ_i / ρ_awake, 1). The model holds for the clocks and voltages it was
+fitted at, and for work that its events can tell apart.
 """
 
 from __future__ import annotations
@@ -142,20 +143,29 @@ class EventRail:
 
     rail: SupplyRail
     event_f: Mapping[str, float]  # event -> farad, or J at relative voltage 1
+    awake_w: float = 0.0  # drawn whenever there is work, in full from ``awake_per_s`` on
+    awake_per_s: float = 1.0  # events of all kinds a second
 
     def __post_init__(self) -> None:
+        if not (np.isfinite(self.awake_w) and self.awake_per_s > 0.0):
+            step = (self.awake_w, self.awake_per_s)
+            raise bad_value(f"rail {self.rail.name}", "finite watts awake, in full at a rate above zero", step)
         object.__setattr__(self, "event_f", order_by_event(f"rail {self.rail.name}", self.event_f))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of leakage, clock, then each event."""
-        return (f"{self.rail.name} leakage", f"{self.rail.name} clock", *self.event_f)
+        """Names of leakage, clock, then each event, then being awake where that costs."""
+        awake = (f"{self.rail.name} awake",) if self.awake_w else ()
+        return (f"{self.rail.name} leakage", f"{self.rail.name} clock", *self.event_f, *awake)
 
     def part_w(self, activity: Activity) -> list[Array]:
-        """Return the watts of leakage, clock tree and each event."""
+        """Return the watts of leakage, clock tree and each event, and of being awake."""
         at = activity.at
         square = self.rail.volt(at) ** 2
-        dynamic = [c * event_intensity(activity, event) * square for event, c in self.event_f.items()]  # Eq. 9
+        rates = [event_intensity(activity, event) for event in self.event_f]
+        dynamic = [c * rate * square for c, rate in zip(self.event_f.values(), rates, strict=True)]  # Eq. 9
+        if self.awake_w:
+            dynamic.append(self.awake_w * np.minimum(np.sum(rates, axis=0) / self.awake_per_s, 1.0))
         return [self.rail.leakage_w(at), self.rail.clock_w(at), *dynamic]
 
 
@@ -190,11 +200,18 @@ class HybridRail(PowerModel):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the coefficients for YAML, what each rail switches beside what it is."""
-        rails = [coefficients_to_plain(r.rail) | {"event_f": dict(r.event_f)} for r in self.rails]
+        rails = []
+        for r in self.rails:
+            awake = {"awake_w": r.awake_w, "awake_per_s": r.awake_per_s} if r.awake_w else {}
+            rails.append(coefficients_to_plain(r.rail) | {"event_f": dict(r.event_f)} | awake)
         return {"base_w": self.base_w, "rails": rails}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> HybridRail:
         """Build the model from what ``to_plain`` returned."""
-        rails = tuple(EventRail(build_coefficients(SupplyRail, r), r["event_f"]) for r in plain["rails"])
+        own = ("event_f", "awake_w", "awake_per_s")
+        rails = tuple(
+            EventRail(build_coefficients(SupplyRail, r), **{name: r[name] for name in own if name in r})
+            for r in plain["rails"]
+        )
         return cls(float(plain["base_w"]), rails)

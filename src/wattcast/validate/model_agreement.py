@@ -219,8 +219,8 @@ def _counter_parts(
 ) -> list[dict[str, float]]:
     """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
     model = load_saved_model(Path(gpu)).model
-    modules, special = _places("module"), _places("event")
-    place_of = {name: special.get(name, modules.get(event.module, "base")) for name, event in known_events().items()}
+    modules = _places("module")
+    place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()} | _places("event")
     chip, found = find_gpu(gpu), []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
         events: dict[str, float] = {}
