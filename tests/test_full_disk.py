@@ -125,7 +125,9 @@ def test_every_option_that_writes_is_tried() -> None:
 @pytest.fixture
 def without_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes before anything is written is taken as it ships, and figures are not encoded."""
-    monkeypatch.setattr(figure_style, "encode_figure", lambda figure, ending: f"{len(figure.axes)} axes".encode())
+    monkeypatch.setattr(
+        figure_style, "encode_figure", lambda figure, _: f"<svg>{len(figure.axes)} axes</svg>".encode()
+    )
     shipped = bundle_for(load_gpu("h200"))
     monkeypatch.setattr(database_fit, "fit_kernel_database", lambda *_: (shipped, shipped_held_out("h200")))
     monkeypatch.setattr(database_fit, "fit_engine_database", lambda *_: shipped)

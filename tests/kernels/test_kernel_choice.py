@@ -15,12 +15,15 @@ from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows
 from wattcast.hardware import load_gpu
 from wattcast.kernels import ReferenceChip, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.kernel_choice import (
+    NOT_RUN,
     KernelLabel,
     candidate_terms,
     choice_from_arrays,
     choice_to_arrays,
     find_label,
+    pick_kernels,
 )
+from wattcast.kernels.lowering import kernel_choice_inputs
 from wattcast.predictor.bundle import bundle_for
 from wattcast.workload.operator_types import Linear
 
@@ -136,6 +139,24 @@ def test_a_batch_of_products_is_chosen_as_its_members(reference: ReferenceChip) 
         alone = build_kernels((op,), (RunCondition(),), GPU, reference, ()).work
         assert alone.kernel_family[0] == together.kernel_family[i]
         assert_allclose(alone.units[0], together.units[i], rtol=1e-12)
+
+
+def test_products_of_a_long_list_are_chosen_as_those_of_a_short_one() -> None:
+    """Every 64 products copied the columns of all: a million took 2 TB of copies, and some formats 8 GB at once."""
+    learned = bundle_for(GPU).learned
+    assert learned is not None
+    choice = learned.reference.choice
+    for dtype, count in ((Dtype.FP32, 33_000), (Dtype.BF16, 3000)):
+        ops = [Linear(1 + i % 4096, 8 * (1 + i // 4096), 640, dtype=dtype) for i in range(count)]
+        names, sizes, shape = kernel_choice_inputs(ops, (RunCondition(),) * len(ops))
+        asked = [NOT_RUN] * len(ops)
+        found = pick_kernels(choice, names, asked, sizes, shape, list, 132.0)
+        rows = np.arange(0, len(ops), 97)
+        few = {name: values[rows] for name, values in shape.items()}
+        names, asked = [names[i] for i in rows], [NOT_RUN] * len(rows)
+        some = pick_kernels(choice, names, asked, tuple(x[rows] for x in sizes), few, list, 132.0)
+        assert [found.label(int(i)) for i in rows] == [some.label(i) for i in range(len(rows))]
+        assert_allclose(found.share[rows], some.share, rtol=1e-9, atol=1e-12)
 
 
 def test_without_a_choice_the_fastest_tile_is_taken() -> None:

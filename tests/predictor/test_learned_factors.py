@@ -115,3 +115,17 @@ def test_a_few_rows_at_a_time_are_all_rows(rows: int) -> None:
     distance = np.linalg.norm((asked * model.scale)[:, np.newaxis] - points, axis=-1)
     plain = model.mean + (model.variance * np.exp(-distance)) @ model.alpha
     assert_allclose(model(dict(zip("abcde", asked.T, strict=True))), plain, rtol=1e-9, atol=1e-9)
+
+
+def test_many_rows_in_threads_are_few_rows_one_after_another(fitted) -> None:
+    """A million distinct operators took minutes on one core; columns that are equal in many rows are left out."""
+    process, columns, _ = fitted
+    model = LearnedFactor(None, process, -9.0, 9.0)
+    rows = np.random.default_rng(5).uniform(0.0, 4.0, (33_000, len(process.features)))
+    rows[:, 1] = 2.0
+    rows[0] = [columns[name][0] for name in process.features]
+    nearest, few = np.empty((2, len(rows)))
+    found = model.predict_logs(rows, nearest)
+    some = [model.predict_logs(rows[i : i + 500], few[i : i + 500]) for i in range(0, len(rows), 500)]
+    assert_allclose(found, np.concatenate(some), rtol=1e-6)
+    assert_allclose(nearest, few, rtol=1e-6, atol=1e-12)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, map_blocks
 from wattcast.core.errors import bad_value
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk, tree_depth
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
@@ -186,37 +186,45 @@ def candidate_terms(
     held = _tiles_per_sm(kind == "hopper", area)
     step_cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
     b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
-    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
-    tiles = b * across * down
+    (across, log_across), (down, log_down) = _count_tiles(n, tile_n), _count_tiles(m, tile_m)
+    tiles, log_tiles = b * across * down, np.log(b) + log_across + log_down
     parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
     full = tiles * parts / (sms * held)
     waves = np.ceil(full)
     compute = waves * held * np.ceil(k / parts / STEP_K) * step_cycles
     loads = tiles * (tile_n + tile_m) * k / _LOADS
     cost = np.log(np.maximum(compute, loads) + np.where(split, _SPLIT_CYCLES, 0.0))
-    log_compute, log_loads, log_full = np.log(compute), np.log(loads), np.log(full)
-    across *= tile_n
-    down *= tile_m
+    log_compute, log_full = np.log(compute), np.log(full)
+    log_loads = log_tiles + np.log(tile_n + tile_m)  # but for what all candidates share
+    log_m, log_n, log_tile_m, log_tile_n = np.log(m), np.log(n), np.log(tile_m), np.log(tile_n)
     found = np.empty((17, *tiles.shape))
     np.subtract(cost, cost.min(axis=1, keepdims=True), out=found[0])
-    np.log(across / n, out=found[1])
-    np.log(down / m, out=found[2])
-    np.log(waves / full, out=found[3])
+    np.add(log_across, log_tile_n - log_n, out=found[1])
+    np.add(log_down, log_tile_m - log_m, out=found[2])
+    np.subtract(np.log(waves), log_full, out=found[3])
     np.maximum(-log_full, 0.0, out=found[4])
     np.maximum(log_full, 0.0, out=found[5])
     np.subtract(log_compute, log_compute.min(axis=1, keepdims=True), out=found[6])
     np.subtract(log_loads, log_loads.min(axis=1, keepdims=True), out=found[7])
-    sides = np.log(np.minimum(n, _LONGEST) / tile_n) - np.log(np.minimum(m, _LONGEST) / tile_m)
+    longest = np.log(_LONGEST)
+    sides = np.minimum(log_n, longest) - np.minimum(log_m, longest) + (log_tile_m - log_tile_n)
     np.abs(sides, out=found[8])
-    found[9] = across == n
-    found[10] = down == m
+    found[9] = across * tile_n == n
+    found[10] = down * tile_m == m
     found[11] = waves <= 1
     found[12] = waves <= 2
     found[13] = np.maximum(m, 8.0) <= tile_m
     found[14] = split * np.log(k)
-    found[15] = split * np.log(tiles)
+    found[15] = split * log_tiles
     found[16] = split & (tiles <= sms / 2.0)
     return found
+
+
+def _count_tiles(size: Array, side: Array) -> tuple[Array, Array]:
+    """Return the tiles of each candidate's side along ``(row, 1)``, and their log, worked out once for each side."""
+    sides, which = np.unique(side, return_inverse=True)
+    tiles = np.ceil(size / sides)
+    return tiles.take(which, axis=1), np.log(tiles).take(which, axis=1)
 
 
 _VOTE_ARRAYS = ("feature", "threshold", "left", "right", "candidate")
@@ -330,7 +338,7 @@ _FEW_VECTORS, _VECTOR_WORK = 8.0, 4e7  # rows beyond which it is taken for littl
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees against the score, where there are any: chosen on held-out folds
-_TOGETHER = 64  # products whose candidates' terms stay in a cache
+_TOGETHER, _MOST_TOGETHER = 64, 8192  # products whose candidates' terms stay in a cache, and in memory
 _MOST_PICKS = 8
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 
@@ -374,11 +382,10 @@ def pick_kernels(
         chooser = choice.get(name) if choice is not None else None
         if chooser is None:
             rest += rows
-            continue
-        most = _TOGETHER if chooser.alike else len(rows)  # where shares are blended, rounding would show
-        for start in range(0, len(rows), most):
-            some = rows[start : start + most]
-            found.append((some, _pick_fitted(some, chooser, sizes, shape, sms)))
+        else:
+            columns = np.array([*sizes, *(shape[column] for column in chooser.names)])
+            most = _TOGETHER if chooser.alike else _MOST_TOGETHER  # where shares are blended, rounding would show
+            found += map_blocks(partial(_pick_fitted, rows, chooser, columns, sms), len(rows), most)
     usual = fallback() if rest else ()
     for i in rest:
         labels[i] = usual[i]
@@ -390,9 +397,11 @@ def pick_kernels(
 
 
 def _pick_fitted(
-    rows: list[int], chooser: KernelChooser, sizes: tuple[Array, ...], shape: Mapping[str, Array], sms: float
-) -> KernelPicks:
-    columns = np.array([*sizes, *(shape[column] for column in chooser.names)]).take(rows, axis=1)
+    rows: list[int], chooser: KernelChooser, columns: Array, sms: float, block: slice
+) -> tuple[list[int], KernelPicks]:
+    """Return a block of the rows and their picks; ``columns`` of all operators are b, m, n, k and the shape."""
+    rows = rows[block]
+    columns = columns.take(rows, axis=1)
     (b, m, n, k), columns = columns[:4], columns[4:].T
     score = chooser.score(b, m, n, k, columns, sms)
     if chooser.votes is not None:  # mixed as shares, then logs of shares
@@ -404,11 +413,11 @@ def _pick_fitted(
     # Hopper's kernels differ in their tiles alone, so the likeliest is taken as it is. Where kinds differ by factors
     # of time, others keep their say.
     if chooser.alike:
-        return chooser.picks(score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1)))
+        return rows, chooser.picks(score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1)))
     best = np.argsort(-score, axis=1, kind="stable")[:, :_MOST_PICKS]
     likely = np.take_along_axis(score, best, axis=1)
     share = np.exp(_SHARPEN * (likely - likely[:, :1]))
-    return chooser.picks(best, share / share.sum(axis=1, keepdims=True))
+    return rows, chooser.picks(best, share / share.sum(axis=1, keepdims=True))
 
 
 def _pick_known(labels: Sequence[tuple[KernelLabel, int]]) -> KernelPicks:

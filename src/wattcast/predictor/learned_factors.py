@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.arrays import Array, Sweepable, map_blocks
 from wattcast.core.errors import bad_value
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip
@@ -24,6 +24,7 @@ from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
 
 _BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
+_MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
 
@@ -87,6 +88,11 @@ class GaussianProcess:
         np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
         table[:, -1] = 1.0
         points, weights = self._distinct
+        if len(rows) > _MANY_ROWS:  # what is equal in all rows adds the same to each distance to a point
+            varies = np.append((rows != rows[0]).any(axis=0), [True, True])
+            points, equal = points[varies], points[~varies]
+            points[-1] += table[0, ~varies] @ equal
+            table = table[:, varies]
         most = max(_BLOCK // max(len(weights), 1), 1)
         distances = np.empty((min(len(rows), most), len(weights)))
         found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
@@ -298,12 +304,17 @@ class LearnedFactor:
 
         ``nearest_out`` takes the squared distance to the nearest measured row (``GaussianProcess.predict_rows``).
         """
-        logs = np.zeros(len(table)) if self.forest is None else self.forest.sum_trees(table)
-        if self.kriging is not None:
-            own = table if self._kriging_columns is None else table[:, self._kriging_columns]
-            smooth = self.kriging.predict_rows(own, nearest_out)
-            logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
-        return np.minimum(np.maximum(logs, self.low), self.high)
+
+        def predict_some(rows: slice) -> Array:
+            some = table[rows]
+            logs = np.zeros(len(some)) if self.forest is None else self.forest.sum_trees(some)
+            if self.kriging is not None:
+                own = some if self._kriging_columns is None else some[:, self._kriging_columns]
+                smooth = self.kriging.predict_rows(own, None if nearest_out is None else nearest_out[rows])
+                logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
+            return np.minimum(np.maximum(logs, self.low), self.high)
+
+        return np.concatenate(map_blocks(predict_some, len(table)))
 
     @cached_property
     def _kriging_columns(self) -> npt.NDArray[np.intp] | None:
