@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import griffe
+
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -36,6 +38,15 @@ PUBLIC = {
         "draw_pareto",
     ),
 }
+
+
+class DocstringMarkdown(griffe.Extension):
+    """Turn docstrings into Markdown before mkdocstrings renders them, so that examples become code."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Rewrite the docstring of an object, where it has one."""
+        if obj.docstring:
+            obj.docstring.value = _paragraphs(obj.docstring.value)
 
 
 def on_config(config: Any) -> Any:
@@ -135,7 +146,7 @@ def _paragraphs(text: str) -> str:
     for line in text.splitlines():
         starts = line.startswith((">>> ", "... ", "Example: "))
         if starts and not code:
-            kept += ["", "```text"]
+            kept += ["", "```python" if line.startswith((">>> ", "... ")) else "```text"]
             code = True
         elif code and not line.strip():
             kept.append("```")
