@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,9 @@ def _find_gpu(row: dict[str, str]) -> Gpu:
 def _find_model(row: dict[str, str]) -> ModelSpec:
     name = row["model"].removesuffix("-lora")
     table = training_models()
+    if name == "deepseek-v3" and "w/o MTP" not in row["notes"]:  # one more layer predicts the token after the next
+        spec = load_model(name)
+        return replace(spec, dims=replace(spec.dims, layers=spec.dims.layers + 1))
     if name in table:
         return table[name]
     sizes = {key: re.search(rf"{key} (\d+)", row["notes"]) for key in ("hidden", "layers", "heads", "vocabulary")}
@@ -216,7 +219,9 @@ def _recompute(row: dict[str, str]) -> str | None:
     """
     word = row["recompute"]
     if not word and row["id"].startswith("mbridge"):
-        return "none" if row["model"].startswith(("llama", "qwen3")) or _is_newest(row) else "selective"
+        plain = row["model"].startswith(("llama", "qwen3")) or _is_newest(row)
+        plain |= row["model"].startswith("gpt-oss") and row["gpu"].startswith(("GB300", "B300"))
+        return "none" if plain else "selective"
     if not word:
         return None
     return word.split()[0] if word.split()[0] in ("none", "selective", "full") else "selective"
@@ -227,6 +232,24 @@ def _is_newest(row: dict[str, str]) -> bool:
     return re.search(r"NeMo container 26\.(06|08)", row["notes"]) is not None
 
 
+def _hides_exchanges(row: dict[str, str]) -> bool:
+    """Tell whether a recipe of Megatron-Bridge from before 26.06 sets ``moe_a2a_overlap``."""
+    chosen = {("qwen3-235b-a22b", "H100-SXM-80GB"), ("gpt-oss-120b", "GB200")}
+    wide = row["model"] == "deepseek-v3" and row["gpu"] == "B200-SXM" and row["ep"] == "32"
+    return row["id"].startswith("mbridge-26") and ((row["model"], row["gpu"]) in chosen or wide)
+
+
+def _sends_copies(row: dict[str, str]) -> bool:
+    """Tell whether tokens travel by NCCL's all-to-all: where a recipe of Megatron-Bridge names no other dispatcher.
+
+    Dropping tokens needs it (``apply_moe_token_drop``).
+    """
+    if _is_newest(row) or "token drop" in row["notes"]:
+        return "token drop" in row["notes"]
+    by_gpu = {"gpt-oss": ("B200", "GB", "H100"), "qwen3-235b": ("B", "H100")}
+    return any(row["model"].startswith(name) and row["gpu"].startswith(gpus) for name, gpus in by_gpu.items())
+
+
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
     precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
     if "fp4" in precision and "fp8" not in precision:
@@ -235,14 +258,18 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
     tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))  # fused kernels, gradients reduced in bf16
     notes = row["notes"].lower()
     lora = 16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
-    graphs = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
+    newest = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
+    graphs = newest and not (row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300"))
     return {
         "dtype": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
         "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,
         "graphs": graphs or "token drop" in row["notes"],
-        "expert_overlap": OVERLAP if graphs else TrainingRecipe.expert_overlap,  # ``moe_a2a_overlap`` of the recipes
+        "expert_overlap": OVERLAP if newest or _hides_exchanges(row) else 0.0,
+        "expert_copies": _sends_copies(row),
+        # ``cutedsl_fused_grouped_mlp``, of which Megatron's TEGroupedMLP says that it is for SwiGLU alone
+        "fused_experts": newest and not row["model"].startswith("gpt-oss"),
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
         "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,

@@ -237,3 +237,46 @@ def test_older_attention_and_losses_slow_a_job() -> None:
     options: dict[str, Any] = {"gpus": 8, "tp": 1, "micro_batch": 1, "sharding": "zero3", "recompute": "none"}
     assert train("llama3-8b", "h100-sxm", attention_slowdown=2.0, **options).step_s > base.step_s
     assert train("llama3-8b", "h100-sxm", loss_share=0.0, **options).step_s < base.step_s
+
+
+def test_experts_have_fewer_copies_than_other_weights() -> None:
+    """With ep 8 of 64 GPUs, eight hold the same experts: state is shared by eight, and so is the exchange."""
+    strategy = TrainingStrategy(dp=64, ep=8)
+    assert (strategy.expert_dp, TrainingStrategy(dp=8, tp=2, ep=16).expert_dp, TrainingStrategy(dp=8).expert_dp) == (
+        8,
+        1,
+        8,
+    )
+    model, recipe = load_model("qwen3-30b-a3b"), TrainingRecipe()
+    work = trace_microbatch(model, recipe, 1, 1024, ep=8)
+    experts = sum(section.expert_trained * section.repeat for section in work.sections)
+    held = (work.trained - experts) / 64 + experts / 8
+    memory = measure_memory(work, recipe, strategy)
+    assert memory.optimiser_byte == pytest.approx(12 * held, rel=1e-6)
+    halves = trace_microbatch(model, recipe, 1, 1024, tp=2, ep=8)  # tensor-parallel GPUs hold whole experts
+    assert sum(s.expert_trained * s.repeat for s in halves.sections) == pytest.approx(experts, rel=1e-3)
+
+
+def test_frameworks_pass_over_rows_of_experts() -> None:
+    """Biases and clamps of gpt-oss are kernels of their own unless experts are fused; copies of tokens are sorted."""
+    model = load_model("gpt-oss-20b")
+    plain = trace_microbatch(model, TrainingRecipe(), 1, 1024).layers[0]
+    fused = trace_microbatch(model, TrainingRecipe(fused_experts=True), 1, 1024).layers[0]
+    copied = trace_microbatch(model, TrainingRecipe(expert_copies=True), 1, 1024, ep=8).layers[0]
+    names = [op.name for op in plain.forward if op.label == "experts"]
+    assert names == ["scale", "cat", "mul", "add", "cat", "cast"]
+    assert not [op for op in (*fused.forward, *fused.backward) if op.label == "experts" or op.name.startswith("silu")]
+    assert [op.count for op in copied.forward if op.label == "experts" and op.name == "copy"] == [2]
+    rows = {op.m for op in plain.forward if op.kind == "bmm"}
+    assert all(m % 32 == 0 for m in rows), rows
+
+
+def test_layers_that_stages_cannot_share_evenly_are_balanced() -> None:
+    gpu, model = load_gpu("h100-sxm"), load_model("qwen3-0.6b")
+    odd = replace(model, dims=replace(model.dims, layers=27))
+    links, recipe, strategy = ClusterLinks(gpu), TrainingRecipe(), TrainingStrategy(pp=2)
+    for spec, even in ((model, False), (odd, True)):
+        work = trace_microbatch(spec, recipe, 1, 1024)
+        (cost,) = cost_microbatches([work], recipe, gpu, OperatingPoint(), bundle_for(gpu))
+        first, last = cost_stages(cost, recipe, strategy, links).total_s[:, -1]
+        assert (abs(last / first - 1.0) < 0.01) == even

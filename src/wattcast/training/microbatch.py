@@ -17,7 +17,7 @@ from wattcast.training.training_strategy import Recompute, Sharding, TrainingRec
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Collective, Elementwise, RowReduction, Softmax
+from wattcast.workload.operator_types import Attention, Collective, Elementwise, Layout, RowReduction, Softmax
 from wattcast.workload.tracing.program import PassSettings, Program, ProgramSection
 from wattcast.workload.tracing.symbolic_tensor import TapeEntry
 
@@ -49,6 +49,11 @@ class SectionWork:
     key_byte: int = 0  # keys and values
 
     @property
+    def is_layer(self) -> bool:
+        """Whether a pipeline shares it out, unlike embedding and head."""
+        return self.repeat > 1 or "layers" in self.label
+
+    @property
     def weights(self) -> int:
         """All weights of one repetition."""
         return self.trained + self.frozen
@@ -69,12 +74,12 @@ class MicrobatchWork:
     @property
     def layers(self) -> tuple[SectionWork, ...]:
         """Sections that a pipeline shares out."""
-        return tuple(section for section in self.sections if section.repeat > 1)
+        return tuple(section for section in self.sections if section.is_layer)
 
     @property
     def ends(self) -> tuple[SectionWork, ...]:
         """Embedding and head."""
-        return tuple(section for section in self.sections if section.repeat == 1)
+        return tuple(section for section in self.sections if not section.is_layer)
 
     @property
     def trained(self) -> int:
@@ -103,7 +108,8 @@ def trace_microbatch(
         experts = getattr(dims, "experts", 0)
         if not experts or experts % ep:
             raise bad_value("ep", f"a divisor of the model's experts={experts}", ep)
-        dims = replace(dims, experts=experts // ep)
+        # tensor-parallel GPUs hold whole experts of their own: as many weights as halves of twice the experts
+        dims = replace(dims, experts=max(experts * (tp if ep % tp == 0 else 1) // ep, 1))
         if hasattr(dims, "groups_chosen"):
             dims = replace(dims, groups=1, groups_chosen=1)  # the router's groups are spread over the GPUs
     run = PassSettings(
@@ -133,11 +139,7 @@ def trace_microbatch(
         for section, kept in zip(program.sections, bytes_of, strict=True)
     )
     if getattr(dims, "experts", 0):
-        token_byte = tokens * dims.hidden * recipe.dtype.byte
-        sections = tuple(
-            replace(section, token_byte=token_byte, chosen=dims.experts_chosen) if section.expert_trained else section
-            for section in sections
-        )
+        sections = tuple(_join_experts(s, dims, recipe, tokens, ep) if s.expert_trained else s for s in sections)
     if tp > 1 and sequence_parallel:
         whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
         sections = tuple(_share_tokens(*pair, tp) for pair in zip(sections, whole.sections, strict=True))
@@ -147,6 +149,59 @@ def trace_microbatch(
     )
     program.release()
     return MicrobatchWork(sections, flop * tp / tokens)
+
+
+def _join_experts(section: SectionWork, dims: Any, recipe: TrainingRecipe, tokens: int, ep: int) -> SectionWork:
+    """Return a section of experts with what frameworks do beside the model's own arithmetic.
+
+    Rows arrive from other GPUs in bf16 and are cast to fp8 then. NCCL's all-to-all delivers them in the order of
+    senders: they are sorted by expert, and results back; for fp8 they are padded to whole blocks and cut. Of a gate
+    with limits, both halves are clamped and joined again. The last bias b is added expert by expert to rows of weight
+    p: b·p and the sum are fp32 [Megatron-LM, ``core/transformer/moe/experts.py`` and
+    ``core/fusions/fused_bias_geglu.py``]. Fused experts clamp, activate and add biases inside the grouped products.
+    """
+    picks, byte, fp8 = tokens * dims.experts_chosen, recipe.dtype.byte, recipe.precision == "fp8"
+    rows, inner = picks * dims.hidden, picks * dims.expert_intermediate
+    forward, backward, clamps = [], [], []
+
+    def walk(
+        function: str, n: int, read: float, write: float, times: int = 1, layout: str = "contiguous"
+    ) -> Operator:
+        dtype = Dtype.FP32 if max(read, write) > byte else recipe.dtype
+        return Elementwise(
+            function, n, dtype=dtype, layout=Layout(layout), read=int(n * read), write=int(n * write), count=times,
+            label="experts",
+        )  # fmt: skip
+
+    if ep > 1 and (fp8 or recipe.expert_copies):
+        moves = walk("copy", rows, byte, byte, fp8 + (2 + 2 * fp8) * recipe.expert_copies)
+        forward, backward = [moves], [moves]
+    if getattr(dims, "expert_clamp", False) and not recipe.fused_experts:
+        clamps = [walk("scale", inner, byte, byte, 2, "strided"), walk("cat", 2 * inner, byte, byte)]
+        backward += [walk("relu_grad", inner, 2 * byte, byte, 2, "strided"), walk("cat", 2 * inner, byte, byte)]
+    if getattr(dims, "expert_bias", False) and not recipe.fused_experts:
+        forward += [walk("mul", rows, 0, 4, 1, "broadcast"), walk("add", rows, byte + 4, 4), walk("cat", rows, 4, 4)]
+        forward.append(walk("cast", rows, 4, byte))
+        backward += [walk("cast", rows, byte, 4), walk("cast", rows, 4, byte), walk("cat", rows, byte, byte)]
+        backward += [walk("mul", rows, 4, 4, 2, "broadcast"), walk("scale", rows, 4, 0, 2)]  # gradients of b and p
+
+    def keep(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(op for op in ops if not (recipe.fused_experts and _activates_experts(op)))
+
+    return replace(
+        section,
+        token_byte=tokens * dims.hidden * byte,
+        chosen=dims.experts_chosen,
+        forward=(*keep(section.forward), *clamps, *forward),
+        backward=(*keep(section.backward), *backward),
+        again=(*keep(section.again), *clamps, *forward),
+        selective=(*keep(section.selective), *clamps),
+    )
+
+
+def _activates_experts(op: Operator) -> bool:
+    name = op.function if isinstance(op, Elementwise) and "experts" in op.label else ""
+    return name.endswith(("silu_mul", "gelu_mul", "silu_grad", "gelu_grad", "gelu_tanh_grad"))
 
 
 def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionWork:
@@ -330,45 +385,47 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
     interleaved: p·(1 + (p-1)/(p·v)). Sharded bytes are divided by the data-parallel GPUs; weights that are gathered
     for use (ZeRO-3) are there for two repetitions at a time, the one that computes and the next.
     """
-    shards = strategy.dp * strategy.cp
-    zero = strategy.sharding
-    of_state = shards if zero is not Sharding.NONE else 1
-    of_gradient = shards if zero in (Sharding.ZERO2, Sharding.ZERO3) else 1
-    of_weight = shards if zero is Sharding.ZERO3 else 1
+    zero, shards = strategy.sharding, strategy.dp * strategy.cp
+
+    def share(weights: float, experts: float, *stages: Sharding) -> float:
+        if zero not in stages:
+            return weights
+        return (weights - experts) / shards + experts / strategy.expert_dp
+
     worst: TrainingMemory | None = None
     for stage in {0, strategy.pp - 1}:
         flight = 1.0 * min(strategy.pp - stage, strategy.accumulation)
         if strategy.interleave > 1 and stage == 0:
             flight *= 1.0 + (strategy.pp - 1) / (strategy.pp * strategy.interleave)
-        trained = frozen = kept = 0.0
+        trained = experts = frozen = kept = 0.0
         largest_weight = 0.0
         for section in work.sections:
             last = section.label != "embedding"
-            share = (
-                section.repeat / strategy.pp
-                if section.repeat > 1
-                else float((stage == 0) != last or strategy.pp == 1)
+            layers = (
+                section.repeat / strategy.pp if section.is_layer else float((stage == 0) != last or strategy.pp == 1)
             )
-            trained += section.trained * share
-            frozen += section.frozen * share
-            if section.repeat > 1:
-                kept += share * flight * section.kept_byte(strategy.recompute)
+            trained += section.trained * layers
+            experts += section.expert_trained * layers
+            frozen += section.frozen * layers
+            if section.is_layer:
+                kept += layers * flight * section.kept_byte(strategy.recompute)
                 largest_weight = max(largest_weight, float(section.weights))
             else:
-                kept += share * section.saved_byte
+                kept += layers * section.saved_byte
         again = max((section.saved_byte for section in work.layers), default=0)
         here = [s for s in work.sections if stage or s.label != "head" or strategy.pp == 1]
         passing = max(max(s.peak_byte - s.saved_byte, s.input_byte) for s in here)  # saved bytes are counted already
-        gathered = 2 * largest_weight * recipe.dtype.byte if of_weight > 1 else 0.0
-        gradient_byte = trained * recipe.gradient_byte / of_gradient
+        gathered = 2 * largest_weight * recipe.dtype.byte if zero is Sharding.ZERO3 and shards > 1 else 0.0
+        gradient_byte = share(trained, experts, Sharding.ZERO2, Sharding.ZERO3) * recipe.gradient_byte
         plain = recipe.gradient_byte == recipe.dtype.byte and strategy.recompute is Recompute.NONE
         if strategy.accumulation == 1 and plain:
             gradient_byte = max(gradient_byte - kept, 0.0)  # gradients come as activations go
         stored_byte = recipe.dtype.byte + (2 if recipe.precision == "fp8" else 0)  # in fp8 as well, in both orders
         found = TrainingMemory(
-            weight_byte=trained * stored_byte / of_weight + frozen * recipe.base_bits / 8 / of_weight,
+            weight_byte=share(trained, experts, Sharding.ZERO3) * stored_byte
+            + share(frozen, 0.0, Sharding.ZERO3) * recipe.base_bits / 8,
             gradient_byte=gradient_byte,
-            optimiser_byte=trained * recipe.state_byte / of_state,
+            optimiser_byte=share(trained, experts, *list(Sharding)[1:]) * recipe.state_byte,
             activation_byte=kept + (again if strategy.recompute is not Recompute.NONE else 0),
             passing_byte=passing + gathered,
         )

@@ -245,10 +245,10 @@ def cost_stages(
     for stage in range(strategy.pp):
         total_s = compute_s = again_s = energy_j = backward_s = np.zeros(())
         for section, each in zip(cost.work.sections, cost.sections, strict=True):
-            share = _layers_here(section, stage, strategy)
+            share = _layers_here(cost.work, section, stage, strategy)
             if not share:
                 continue
-            repeated = section.repeat > 1
+            repeated = section.is_layer
             again = each.recomputed(strategy) if repeated else np.zeros_like(each.forward)
             forward, forward_j = each.forward
             backward, backward_j = each.backward + copied * each.copies[sharded] + again
@@ -261,6 +261,10 @@ def cost_stages(
             inner_f, inner_b = _inner_exchange_s(section, recipe, strategy, links, full and repeated)
             f_s = overlapped_s(forward, gather_s, slowed) + inner_f
             b_s = overlapped_s(backward, gather_s + scatter_s, slowed) + inner_b
+            if strategy.ep > 1 and section.chosen:  # there and back
+                swap_s = 2 * _expert_swap_s(section, recipe, strategy, links)
+                f_s = f_s + _exposed_swap_s(forward, swap_s, recipe.expert_overlap, slowed)
+                b_s = b_s + _exposed_swap_s(backward, swap_s, recipe.expert_overlap, slowed)
             if section.chosen and not recipe.graphs:  # the host waits for counts of tokens, so it is never ahead
                 f_s, b_s = np.maximum(f_s, EXPERT_HOST_S / 3.0), np.maximum(b_s, EXPERT_HOST_S * 2.0 / 3.0)
             total_s = total_s + share * (f_s + b_s)
@@ -272,9 +276,13 @@ def cost_stages(
     return StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
 
 
-def _layers_here(section: SectionWork, stage: int, strategy: TrainingStrategy) -> float:
-    """Return how many repetitions of a section a stage has: layers evenly, the ends at the ends."""
-    if section.repeat > 1:
+def _layers_here(work: MicrobatchWork, section: SectionWork, stage: int, strategy: TrainingStrategy) -> float:
+    """Return how many repetitions of a section a stage has: layers evenly, the ends at the ends.
+
+    Layers that stages cannot share evenly are laid out so that stages with an end have fewer: all take alike.
+    """
+    uneven = sum(layer.repeat for layer in work.layers) % strategy.pp > 0
+    if section.is_layer or uneven:
         return section.repeat / strategy.pp
     return float(stage == (0 if section.label == "embedding" else strategy.pp - 1))
 
@@ -293,47 +301,65 @@ def _shard_exchange_s(
     section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
 ) -> tuple[float, float]:
     """Return seconds to gather the weights of one repetition and to scatter its gradients over data-parallel GPUs."""
-    stored = section.trained * recipe.dtype.byte + section.frozen * recipe.base_bits / 8
-    gather_s = links.exchange_s("all_gather", stored, strategy.dp * strategy.cp, strategy.tp)
-    byte = section.trained * recipe.gradient_byte
-    return gather_s, links.exchange_s("reduce_scatter", byte, strategy.dp * strategy.cp, strategy.tp)
+    shared = section.trained - section.expert_trained
+    stored = shared * recipe.dtype.byte + section.frozen * recipe.base_bits / 8
+    gather_s = _replica_exchange_s("all_gather", stored, section.expert_trained * recipe.dtype.byte, strategy, links)
+    byte, expert_byte = shared * recipe.gradient_byte, section.expert_trained * recipe.gradient_byte
+    return gather_s, _replica_exchange_s("reduce_scatter", byte, expert_byte, strategy, links)
+
+
+def _replica_exchange_s(
+    collective: str, byte: float, expert_byte: float, strategy: TrainingStrategy, links: ClusterLinks
+) -> float:
+    """Return seconds of an exchange among copies of weights: experts have fewer copies, ``ep`` GPUs apart."""
+    stride = strategy.ep if strategy.ep > 1 else strategy.tp
+    return links.exchange_s(collective, byte, strategy.dp * strategy.cp, strategy.tp) + links.exchange_s(
+        collective, expert_byte, strategy.expert_dp, stride
+    )
 
 
 def _inner_exchange_s(
     section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks, again: bool
 ) -> tuple[float, float]:
-    """Return exposed seconds, forward and backward, of tensor, context and expert exchanges of one repetition."""
+    """Return exposed seconds, forward and backward, of tensor and context exchanges of one repetition."""
     forward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.forward_exchanges)
     backward = sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in section.backward_exchanges)
     backward += forward if again else 0.0
     overlap = TENSOR_OVERLAP if strategy.sequence_parallel else 0.0  # both came to Megatron in 2022
     forward, backward = (1.0 - overlap) * forward, (1.0 - overlap) * backward
-    if strategy.pp > 1 and section.repeat > 1:
+    if strategy.pp > 1 and section.is_layer:
         send = links.exchange_s("send", section.input_byte, 2, strategy.gpus // strategy.pp)
         send /= section.repeat / strategy.pp / strategy.interleave
         forward, backward = forward + send * 0.5, backward + send * 0.5
-    if strategy.ep > 1 and section.chosen:
-        swap = 2 * (1.0 - recipe.expert_overlap) * _expert_swap_s(section, strategy, links)
-        forward, backward = forward + swap, backward + swap
-    if strategy.cp > 1 and section.repeat > 1:
+    if strategy.cp > 1 and section.is_layer:
         keys = section.key_byte * strategy.cp
         ring = links.exchange_s("all_gather", keys, strategy.cp, strategy.tp)
         forward, backward = forward + 0.5 * ring, backward + ring
     return forward, backward
 
 
-def _expert_swap_s(section: SectionWork, strategy: TrainingStrategy, links: ClusterLinks) -> float:
+def _exposed_swap_s(compute_s: Array, swap_s: float, overlap: float, slowed: float) -> Array:
+    """Return what an exchange of experts adds to the compute of another batch, of which it hides ``overlap``."""
+    hidden_s = np.minimum(overlap * swap_s, OVERLAP * compute_s)
+    return np.asarray(swap_s - hidden_s + slowed * hidden_s)
+
+
+def _expert_swap_s(
+    section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
+) -> float:
     """Return the seconds in which tokens reach their experts on ``ep`` neighbouring GPUs.
 
-    A token goes once to each node that has one of its experts, and from there once to each of their GPUs. Its k
-    experts lie in n·(1 - (1 - 1/n)^k) different ones of n places. Tensor-parallel GPUs send a share of the tokens
-    each. Both ways of travel run at the same time.
+    A token goes once to each node that has one of its experts, and from there once to each of their GPUs (DeepEP,
+    HybridEP). Its k experts lie in n·(1 - (1 - 1/n)^k) different ones of n places. NCCL's all-to-all sends k copies.
+    Tensor-parallel GPUs send a share of the tokens each. Both ways of travel run at the same time.
     """
     node = links.gpu.node or node_of_gpu(links.gpu.name)
     inside = min(node.gpu_count, strategy.ep)
     nodes = -(-strategy.ep // inside)
     byte = section.token_byte / strategy.tp
     met_gpus, met_nodes = (n * (1.0 - (1.0 - 1.0 / n) ** section.chosen) for n in (strategy.ep, nodes))
+    if recipe.expert_copies:
+        met_gpus, met_nodes = section.chosen / nodes, section.chosen
     near_s = links.exchange_s("all_to_all", byte * met_gpus, inside)
     return max(near_s, links.exchange_s("all_to_all", byte * met_nodes, nodes, inside))
 
@@ -346,21 +372,21 @@ def _gradient_exchange_s(
     links: ClusterLinks,
 ) -> Array:
     """Return the exposed seconds of the exchange of gradients and weights once a step."""
-    group = strategy.dp * strategy.cp
-    if group == 1 or strategy.sharding is Sharding.ZERO3:
+    if strategy.dp * strategy.cp == 1 or strategy.sharding is Sharding.ZERO3:
         return np.zeros(())
-    weights = max(
-        sum(section.trained * _layers_here(section, number, strategy) for section in work.sections)
-        for number in range(strategy.pp)
-    )
-    inner = strategy.tp
+    held = [[(s, _layers_here(work, s, number, strategy)) for s in work.sections] for number in range(strategy.pp)]
+    weights = max(sum((s.trained - s.expert_trained) * layers for s, layers in stage) for stage in held)
+    experts = max(sum(s.expert_trained * layers for s, layers in stage) for stage in held)
+
+    def exchange_s(collective: str, byte: int) -> float:
+        return _replica_exchange_s(collective, weights * byte, experts * byte, strategy, links)
+
     if strategy.sharding is Sharding.NONE:
-        sync_s, gather_s = links.exchange_s("all_reduce", weights * recipe.gradient_byte, group, inner), 0.0
+        sync_s, gather_s = exchange_s("all_reduce", recipe.gradient_byte), 0.0
     else:  # ZeRO-2 has scattered its gradients micro-batch by micro-batch
-        sync_s = 0.0
-        if strategy.sharding is Sharding.ZERO1:
-            sync_s = links.exchange_s("reduce_scatter", weights * recipe.gradient_byte, group, inner)
-        gather_s = links.exchange_s("all_gather", weights * recipe.dtype.byte, group, inner)
+        scatters = strategy.sharding is Sharding.ZERO1
+        sync_s = exchange_s("reduce_scatter", recipe.gradient_byte) if scatters else 0.0
+        gather_s = exchange_s("all_gather", recipe.dtype.byte)
     beside = stage.backward_s.max(axis=0)
     return np.asarray(overlapped_s(beside, sync_s) - beside + overlapped_s(0.5 * beside, gather_s) - 0.5 * beside)
 
@@ -371,8 +397,10 @@ def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Trai
     AdamW with fp32 masters reads gradient, master and two moments, and writes those but the gradient, and the weight.
     Weights of fp8 products are written in fp8 as well, in both orders.
     """
-    shards = 1 if strategy.sharding is Sharding.NONE else strategy.dp * strategy.cp
-    weights = max(int(work.trained / strategy.pp / shards), 1)
+    whole = strategy.sharding is Sharding.NONE
+    experts = sum(section.expert_trained * section.repeat for section in work.sections)
+    shares = (work.trained - experts) / (1 if whole else strategy.dp * strategy.cp)
+    weights = max(int((shares + experts / (1 if whole else strategy.expert_dp)) / strategy.pp), 1)
     masters, byte = recipe.has_masters, recipe.dtype.byte
     read = recipe.gradient_byte + recipe.state_byte + (0 if masters else byte)
     written = recipe.state_byte + byte + 2 * (recipe.precision == "fp8")

@@ -188,6 +188,8 @@ def train(
     graphs: bool = False,
     loss_share: str | float = 0.05,
     expert_overlap: str | float = 0.2,
+    expert_copies: bool = False,
+    fused_experts: bool = False,
     attention_slowdown: float = 1.0,
     node: str | Path | Node | None = None,
     network: Quantity | None = None,
@@ -207,7 +209,9 @@ def train(
 
     ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
     ``loss_share`` of the compute time is lost on several GPUs to input, logging and uneven clocks.
-    ``expert_overlap`` of the exchanges between experts hides behind the work of other micro-batches.
+    ``expert_overlap`` of the exchanges between experts hides behind the work of other micro-batches;
+    ``expert_copies``: tokens travel once to each expert (NCCL's all-to-all), not once to each GPU (DeepEP, HybridEP);
+    ``fused_experts``: activations, biases and casts are part of grouped products.
     ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
     ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
     bandwidth for each GPU and direction.
@@ -229,6 +233,8 @@ def train(
         graphs=graphs,
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
+        expert_copies=expert_copies,
+        fused_experts=fused_experts,
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,

@@ -63,6 +63,8 @@ class TrainingRecipe:
     fused_loss: bool = False  # the loss and its gradient are one kernel, in chunks, and the logits are never kept
     loss_share: float = 0.05  # of the compute time, lost on several GPUs to input, logging and uneven clocks
     expert_overlap: float = 0.2  # of exchanges between expert-parallel GPUs, hidden behind the work of other batches
+    expert_copies: bool = False  # tokens travel once to each expert (NCCL's all-to-all), not once to each GPU
+    fused_experts: bool = False  # activations, biases and casts of experts are part of their grouped products
     graphs: bool = False  # CUDA graphs replay the step, so that the GPU never waits for the host
     lora_rank: int = 0  # 0: all weights are trained
     base_bits: int = 16  # of frozen weights; 4 is QLoRA
@@ -124,6 +126,11 @@ class TrainingStrategy:
     def gpus(self) -> int:
         """GPUs in all."""
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def expert_dp(self) -> int:
+        """GPUs that hold copies of the same experts, of which ``ep`` neighbours have one each [NVIDIA2026]."""
+        return max(self.dp * self.cp * self.tp // self.ep, 1) if self.ep > 1 else self.dp * self.cp
 
     @property
     def global_batch(self) -> int:

@@ -82,6 +82,7 @@ class DecoderDims:
     router_groups: int = 1
     router_groups_chosen: int = 1
     expert_bias: bool = False
+    expert_clamp: bool = False  # gate and value are clamped between limits (gpt-oss)
     shared_intermediate: int = 0  # width of the expert every token visits
     shared_gate: bool = False
     groups: tuple[LayerGroup, ...] = ()  # none: all layers are alike

@@ -24,6 +24,8 @@ from wattcast.workload.tracing import tensor_functions as functional
 from wattcast.workload.tracing.program import PassSettings
 from wattcast.workload.tracing.symbolic_tensor import Tensor, fill, pointwise, reduce
 
+TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXFP8
+
 
 def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     """Send every token through its chosen experts (and the shared one), weigh the results and sum them."""
@@ -181,6 +183,8 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
         tape.emit(op, (narrow,), (counts,))
         pointwise("cumsum", counts)
     groups = share_picks(picks, dims.experts, dims.chosen, run.skew)
+    if run.fused_training:  # padded to whole blocks in fp8; in wider formats the number of rows does not matter
+        groups = [(size, -(-rows // TRAINED_ROWS) * TRAINED_ROWS) for size, rows in groups]
     if run.engine:
         return _multiply_experts(dims, run, rows, groups, tokens)
     up = tape.parameter(dims.experts, 2 * width, dims.hidden, dtype=run.weight_dtype)
@@ -188,6 +192,9 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     inner = functional.grouped_matmul(rows, up, groups, fp8=run.fp8_products)
     gate, value = inner.split(width, width)
     gated = functional.activation(dims.activation, gate) * value
+    if run.fused_training:  # frameworks weigh the narrower side
+        out = functional.grouped_matmul((gated * order).to(x.dtype), down, groups, fp8=run.fp8_products)
+        return functional.sum_picked_rows(out, tokens)
     out = functional.grouped_matmul(gated, down, groups, fp8=run.fp8_products)
     weighed = out * order
     place = fill(tape, (picks,), Dtype.INT64)

@@ -18,7 +18,7 @@ from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator, find_function
-from wattcast.workload.operator_types import Collective, Elementwise, Layout, RmsNorm, RowReduction
+from wattcast.workload.operator_types import Collective, Elementwise, RmsNorm, RowReduction
 from wattcast.workload.tracing.symbolic_tensor import Storage, Tape, TapeEntry, Tensor, add_into, fill
 
 # torch.optim's fused AdamW hands at most 320 chunks to one launch
@@ -444,9 +444,8 @@ def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Ten
     names = [op.function for op in pointwise]
     costliest = max(names, key=lambda n: find_function(n).flop + 4.0 * find_function(n).sfu_op)
     function = next((name for idiom, name in _IDIOMS if idiom <= set(names)), costliest)
-    # a sum over rows that is fused with what computes them reads them in order
-    moved = any(op.layout is not Layout.CONTIGUOUS and op.function != "sum" for op in pointwise)
+    # generated code walks strided operands in whole rows, so that a fused kernel is as fast as a contiguous one
     return Elementwise(
         function, _largest(group), dtype=main.dtype, read=read, write=write,
-        layout=Layout.STRIDED if moved else Layout.CONTIGUOUS, label=label,
+        label=label,
     )  # fmt: skip

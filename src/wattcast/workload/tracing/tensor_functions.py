@@ -380,6 +380,21 @@ def sum_rows(x: Tensor, rows: int) -> Tensor:
     return out
 
 
+def sum_picked_rows(x: Tensor, rows: int) -> Tensor:
+    """Pick rows in another order and sum those of each result in one kernel, ``[rows·k, dim]`` -> ``[rows, dim]``."""
+    tape, index_byte = x.tape, x.shape[0] * Dtype.INT64.byte
+    out = tape.empty((rows, x.shape[-1]), x.dtype)
+    tape.emit(Elementwise("add", out.numel, dtype=x.dtype, read=x.byte + index_byte), (x,), (out,))
+
+    def back(g: Tensor) -> tuple[Tensor]:
+        d_x = tape.empty(x.shape, x.dtype)
+        tape.emit(Elementwise("gather", d_x.numel, dtype=g.dtype, read=g.byte + index_byte), (g,), (d_x,))
+        return (d_x,)
+
+    tape.record((out,), (x,), back)
+    return out
+
+
 def exchange(x: Tensor, collective: str, gpus: int) -> Tensor:
     """Combine ``x`` among ``gpus``; nothing happens on one."""
     if gpus > 1:
