@@ -77,11 +77,6 @@ class MicrobatchWork:
         return tuple(section for section in self.sections if section.is_layer)
 
     @property
-    def ends(self) -> tuple[SectionWork, ...]:
-        """Embedding and head."""
-        return tuple(section for section in self.sections if not section.is_layer)
-
-    @property
     def trained(self) -> int:
         """Trained weights of all sections."""
         return sum(section.trained * section.repeat for section in self.sections)
