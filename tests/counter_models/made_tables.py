@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, 
 
 def tegra_table() -> tuple[CounterTable, HybridRail]:
     """Rows the published Tegra K1 model would draw: idle, each event alone, eight mixtures, at 30 clock pairs."""
-    model = saved_models.load_preset("tegra-k1").model
+    model = saved_models.load_saved_model(Path("tegra-k1")).model
     names = model.required_events
     rail_of = {e: rail for r, rail in zip(model.rails, ("core", "memory", "host"), strict=True) for e in r.event_f}
     rng = np.random.default_rng(11)

@@ -121,7 +121,7 @@ def test_a_missing_model_is_named() -> None:
         saved_models.load_saved_model(Path("h2000"))
 
 
-@pytest.mark.parametrize("name", [*saved_models.shipped_models(), *saved_models.preset_names(), "Tegra K1"])
+@pytest.mark.parametrize("name", [*saved_models.shipped_models(), "Tegra K1"])
 def test_every_model_that_ships_loads_by_its_name(name: str) -> None:
     saved = saved_models.load_saved_model(Path(name))
     assert saved.model.required_events

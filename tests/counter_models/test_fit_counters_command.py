@@ -161,7 +161,7 @@ def test_costs_show_every_coefficient(result: CounterFit) -> None:
 
 
 def test_power_over_time_stacks_to_the_total() -> None:
-    model = saved_models.load_preset("tegra-k1").model
+    model = saved_models.load_saved_model(Path("tegra-k1")).model
     key = LaunchKey("dct", (1, 1, 1), (1, 1, 1))
     book = CounterBook().with_pass(key, dict.fromkeys(model.required_events, 1000000.0))
     at = OperatingPoint(clock_hz=852e6, memory_clock_hz=924e6)
@@ -176,7 +176,7 @@ def test_power_over_time_stacks_to_the_total() -> None:
 
 def test_idle_planes_of_the_tegra_k1() -> None:
     """Figure 5: with the GPU off the core clock does not matter; on, it costs clock power that grows with V²f."""
-    model = saved_models.load_preset("tegra-k1").model
+    model = saved_models.load_saved_model(Path("tegra-k1")).model
     core, memory = np.meshgrid([72e6, 396e6, 852e6], [204e6, 924e6], indexing="ij")
     at = OperatingPoint(clock_hz=core[..., np.newaxis], memory_clock_hz=memory[..., np.newaxis])
     names = model.required_events

@@ -83,7 +83,7 @@ def test_kernels_without_counters_are_left_out_not_counted_as_idle() -> None:
 
 def test_what_goes_on_beside_the_kernels_is_given_as_background() -> None:
     """The Tegra K1 model needs the host's cycles, which no kernel counter shows."""
-    model = saved_models.load_preset("tegra-k1").model
+    model = saved_models.load_saved_model(Path("tegra-k1")).model
     seen = {event: 1e6 for event in model.required_events if not event.startswith("host")}
     filled = CounterBook().with_pass(DCT, seen)
     at = OperatingPoint(clock_hz=852e6, memory_clock_hz=924e6)
