@@ -11,7 +11,7 @@ import pytest
 from fake_gpu import FakeGpu
 
 from standin import StandIn, undisturbed
-from wattcast.measure import measuring_checks as module
+from studies import measuring_agreement as module
 from wattcast.measure.campaigns.operator_rows import CampaignGpu
 
 

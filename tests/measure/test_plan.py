@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from studies.kernel_plan_draws import draw_kernel_plan, read_convolutions, read_transformers
+from studies.measuring_agreement import choose_known_loads
 
 from wattcast.core.errors import BadInput
 from wattcast.measure.campaigns.kernel_campaign import (
@@ -26,7 +27,6 @@ from wattcast.measure.campaigns.kernel_plan import (
 )
 from wattcast.measure.campaigns.nsight_counters import choose_counted_specs
 from wattcast.measure.database_files import make_workload_form
-from wattcast.measure.measuring_checks import choose_known_loads
 from wattcast.workload.operator_base import load_functions
 from wattcast.workload.readers.from_json import parse_workload
 

@@ -98,7 +98,7 @@ def sensor(
     """Update period and averaging window of the power sensor, and what they imply."""
     import json
 
-    from wattcast.measure.measuring_checks import probe_sensor
+    from wattcast.measure.power_sensor import probe_sensor
 
     found, samples = probe_sensor(source, device)
     if out:
@@ -247,27 +247,7 @@ def log(
     return VerbResult({"form": read.form, "rails": found}, lines, note=f"{file.name}: {read.form}")
 
 
-def load(
-    seconds: Annotated[float, Option("How long each load runs.")] = 4.0,
-    agree: Annotated[bool, Option("Measure them by campaign, window and run.")] = False,
-    out: Annotated[Path | None, Option("With --agree: folder for agree.json.")] = None,
-    marks: Annotated[Path | None, Option("Write begin and end of each load here.")] = None,
-) -> VerbResult:
-    """Loads of known power, to check one way of measuring by another."""
-    import json
-
-    from wattcast.measure import measuring_checks
-
-    if not agree:
-        measuring_checks.run_known_loads(seconds, marks)
-        return VerbResult()
-    found = measuring_checks.compare_methods()
-    if out:
-        write_whole(out / "agree.json", json.dumps(found, indent=1).encode())
-    return VerbResult(found)
-
-
-VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, load, log)
+VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, log)
 
 
 def _counted(counts: Mapping[str, int], began_s: float) -> VerbResult:

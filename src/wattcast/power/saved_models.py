@@ -80,7 +80,7 @@ def load_saved_model(path: Path) -> SavedModel:
 
 
 def shipped_models() -> dict[str, Traversable]:
-    """Return the files of models that ship, by name; those in ``presets`` are published, in ``fitted`` below it ours."""
+    """Return the files of models that ship, by name: published ones, and those fitted here."""
     presets = files("wattcast.power").joinpath("presets")
     found = [path for folder in (presets.joinpath("fitted"), presets) for path in folder.iterdir()]
     return {path.name.removesuffix(".yaml"): path for path in found if path.name.endswith(".yaml")}

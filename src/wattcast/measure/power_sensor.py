@@ -1,29 +1,19 @@
-"""Check the measuring itself: how fast the power sensor is, and whether three ways of measuring agree.
+"""Find out how fast the power sensor of a device is: how often it is renewed, and how far back it averages.
 
 A counter that changes every 100 ms cannot tell two kernels of 10 ms apart, and an average over a second still shows
-the time before a short run. ``probe_sensor`` measures both instead of assuming them. ``compare_methods`` runs known
-loads and compares the campaign, measured windows and ``measure run``.
+the time before a short run. ``probe_sensor`` measures both instead of assuming them.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wattcast.core.errors import MissingTool
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
-from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
-from wattcast.measure.measured_run import measure, run_command, summarise_window
 from wattcast.measure.sampler import Sampler
 
 
@@ -148,85 +138,3 @@ def _copy_load() -> Any:
             torch.cuda.synchronize()
 
     return load
-
-
-SETTLE_S = 1.2
-
-
-def choose_known_loads() -> list[OperatorSpec]:
-    """Three operators far apart: a dense product, a decode attention and an elementwise sum."""
-    kinds: tuple[Callable[[OperatorSpec], bool], ...] = (
-        lambda s: s.family == "linear" and s.operator["dtype"] == "bf16" and 1e12 < s.flop < 4e12,
-        lambda s: s.family == "attention" and s.operator["q_len"] == 1 and s.byte > 1e8,
-        lambda s: s.family == "elementwise" and s.operator.get("function") == "add" and s.operator["n"] > 5e7,
-    )
-    return [next(spec for spec in read_kernel_plan() if keep(spec)) for keep in kinds]
-
-
-def run_known_loads(length_s: float, marks: Path | None = None) -> None:
-    """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their times."""
-    gpu, times = CampaignGpu.open(), []
-    for spec in choose_known_loads():
-        with gpu.prepare(spec) as graph:
-            began_s = time.monotonic()
-            keep_busy(gpu, graph, length_s)
-            times.append([began_s, time.monotonic()])
-        time.sleep(1.0)
-    if marks is not None:
-        marks.write_text(json.dumps(times))
-
-
-def keep_busy(gpu: Any, graph: CapturedGraph, length_s: float) -> None:
-    """Replay without gaps for ``length_s``; the host stays a few chunks ahead."""
-    per_chunk = max(int(0.02 / (float(gpu.timed(graph, 2)[-1]) * graph.copies)), 1)
-    end_s = time.monotonic() + length_s
-    waiting: list[Any] = []
-    while time.monotonic() < end_s:
-        gpu.replay(graph, per_chunk)
-        waiting.append(gpu.mark())
-        if len(waiting) > 3:
-            waiting.pop(0).synchronize()
-    gpu.synchronize()
-
-
-def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
-    """Power of the chosen operators by the campaign, by windows and by ``measure run``; all after settling."""
-    gpu = CampaignGpu.open()
-    both = [_campaign_and_window(gpu, spec, length_s) for spec in choose_known_loads()]
-    found, doubts = [entry for entry, _ in both], [flags for _, flags in both]
-    del gpu
-    with tempfile.TemporaryDirectory() as folder:
-        marks = Path(folder) / "marks.json"
-        command = [sys.executable, "-m", "wattcast.measure", "load", "--marks", str(marks)]
-        run = run_command([*command, "--seconds", str(SETTLE_S + length_s)], "nvml")
-        times = json.loads(marks.read_text()) if marks.exists() else []
-    for entry, flags, (began_s, ended_s) in zip(found, doubts, times, strict=False):
-        part = summarise_window("part", run.samples, began_s + SETTLE_S, ended_s)
-        whole = find_ticks(run.samples).between(began_s + SETTLE_S, ended_s)  # a step at the edge holds rest, too
-        entry |= {
-            "run_w": whole.power_w if whole.intervals else None,
-            "run_clock_hz": part.sm_clock_hz,
-            "flags": [*flags, *part.flags],
-        }
-    found.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
-    return found
-
-
-def _campaign_and_window(gpu: Any, spec: OperatorSpec, length_s: float) -> tuple[dict[str, object], tuple[str, ...]]:
-    with Sampler("nvml") as sampler:
-        row = measure_sustained_row(OperatorBench(gpu, sampler, "agree"), spec)
-    graph = gpu.prepare(spec)
-    with measure("outer", "nvml"):
-        keep_busy(gpu, graph, SETTLE_S)
-        with measure("inner") as inner:
-            keep_busy(gpu, graph, length_s)
-    graph.drop()
-    entry: dict[str, object] = {
-        "spec": spec.id,
-        "operator": spec.operator,
-        "campaign_w": row.power_w,
-        "campaign_clock_hz": row.sm_clock_hz,
-        "window_w": inner.result.power_w,
-        "window_clock_hz": inner.result.sm_clock_hz,
-    }
-    return entry, (*row.flags, *inner.result.flags)
