@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,6 @@ from wattcast.cli.shared_options import (
     Source,
     folded,
     options_besides,
-    save_plot,
     takes_options,
 )
 from wattcast.core.errors import bad_value, resolve_name
@@ -67,22 +67,14 @@ def sweep(
     Examples: wattcast explore sweep llama3-8b --gpu h200 --vary clock=all --slowdown 5%
     ... sweep llama3-8b --gpu h100-sxm,h200,l40s --phase decode --vary batch=1,8,64 --vary dtype=bf16,fp8
     """
-    from wattcast.explore import exploration_report
+    from wattcast.explore.exploration_report import draw_exploration, exploration_json, print_exploration
     from wattcast.explore.explorations import ExploreObjective, explore
 
     env: Environment = ctx.obj
     least = ExploreObjective(resolve_name("objective", minimise, list(ExploreObjective)))
     found = explore(**options_besides(ctx, "minimise", "plot", "json"))
-    if plot is not None:
-        save_plot(
-            env,
-            exploration_report.draw_exploration(found, workload, {name: options[name] for name in MODEL_OPTIONS}),
-            plot,
-        )
-    if json:
-        env.json(exploration_report.exploration_json(found))
-        return
-    exploration_report.print_exploration(env.console(), found, least)
+    figure = partial(draw_exploration, workload=workload, options={name: options[name] for name in MODEL_OPTIONS})
+    env.show(found, json, exploration_json, partial(print_exploration, least=least), plot, figure)
 
 
 @explore_app.command("designs")
@@ -112,39 +104,21 @@ def designs(
     Example: wattcast explore designs llama3-8b --gpu h200 --batch 8 --seq 1024
     --vary clock=600MHz:1980MHz:15MHz --vary sm_count=64:192:4 --out points.parquet
     """
+    from wattcast.explore import exploration_report as report
     from wattcast.explore import explorations
 
     env: Environment = ctx.obj
-
-    figure = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
-    if figure and plot is None:
+    axes = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
+    if axes and plot is None:
         raise bad_value("--heat-map", "--plot FILE beside it", "none")
-    if len(figure) not in (0, 2, 3):
+    if len(axes) not in (0, 2, 3):
         raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
     study = explorations.build_study(workload, gpu, vary, where, sample, seed, **options)
     objectives = tuple(name.strip() for name in front.split(","))
     done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
-    if plot is not None:
-        from wattcast.explore import exploration_report
-        from wattcast.explore.exploration_report import find_column
-
-        drawn = (
-            exploration_report.draw_heat_map(done, *(find_column(done, word) for word in figure))
-            if figure
-            else exploration_report.draw_pareto_front(done)
-        )
-        save_plot(env, drawn, plot)
-    if json:
-        from wattcast.explore.exploration_report import sweep_json
-
-        env.json(sweep_json(done))
-        return
-    from wattcast.explore.exploration_report import print_sweep
-    from wattcast.report.text_tables import print_notes
-
-    console = env.console()
-    print_sweep(console, done)
-    print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
+    columns = [report.find_column(done, word) for word in axes]
+    figure = partial(report.draw_heat_map, **dict(zip(("x", "y", "value"), columns, strict=False)))
+    env.show(done, json, report.sweep_json, report.print_sweep, plot, figure if axes else report.draw_pareto_front)
 
 
 @explore_app.command("fleet")
@@ -162,21 +136,13 @@ def fleet(
 
     Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
     """
-    from wattcast.explore import exploration_report
+    from wattcast.explore import exploration_report as report
     from wattcast.explore import fleet as fleets
 
     env: Environment = ctx.obj
-    found = fleets.assign_fleet(exploration_report.replace_power_budget(fleets.read_fleet(file), site_power), aim)
-    if plot is not None:
-        from wattcast.explore import exploration_report as drawn
-
-        save_plot(env, drawn.draw_assignment(found, file.name), plot)
-    if json:
-        env.json(exploration_report.assignment_json(found))
-        return
-    from wattcast.explore.exploration_report import print_assignment
-
-    print_assignment(env.console(), found)
+    found = fleets.assign_fleet(fleets.read_fleet(file, site_power), aim)
+    figure = partial(report.draw_assignment, source=file.name)
+    env.show(found, json, report.assignment_json, report.print_assignment, plot, figure)
 
 
 def _run(
@@ -257,12 +223,7 @@ def plan(
     env: Environment = ctx.obj
     given = options_besides(ctx, "power_limit", "plot", "json") | {"tp": _parse_whole_numbers(tp, "tp")}
     found = capacity_plan.plan(**given, power_limits=power_limit.split(",") if power_limit else ())
-    if plot is not None:
-        save_plot(env, capacity_plan.draw_plan(found), plot)
-    if json:
-        env.json(found.to_dict())
-        return
-    capacity_plan.print_plan(env.console(), found)
+    env.show(found, json, type(found).to_dict, capacity_plan.print_plan, plot, capacity_plan.draw_plan)
 
 
 def _parse_whole_numbers(text: str, where: str) -> tuple[int, ...]:

@@ -134,20 +134,12 @@ def compare(
     ... compare llama3-8b qwen3-8b --gpu h200 --phase decode --batch 32
     ... compare llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
     """
-    from wattcast.report import comparison_sides
-    from wattcast.report.comparison_sides import comparison_to_plain, print_comparison
+    from wattcast.report import comparison_sides as sides
 
     env: Environment = ctx.obj
-    given = {name: ctx.params[name] for name in comparison_sides.SPEC_KEYS if was_given(ctx, name)}
-    found = comparison_sides.compare(a, b, gpu=gpu, iterations=iterations, **given)
-    if plot is not None:
-        from wattcast.report.comparison_sides import draw_difference
-
-        save_plot(env, draw_difference(found), plot)
-    if json:
-        env.json(comparison_to_plain(found))
-        return
-    print_comparison(env.console(), found)
+    given = {name: ctx.params[name] for name in sides.SPEC_KEYS if was_given(ctx, name)}
+    found = sides.compare(a, b, gpu=gpu, iterations=iterations, **given)
+    env.show(found, json, sides.comparison_to_plain, sides.print_comparison, plot, sides.draw_difference)
 
 
 @takes_options(MODEL_OPTIONS, SETTINGS)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from wattcast.measure.measure_verbs import Verb, VerbResult
     from wattcast.report.figure_style import FigureMaker
 
+Found = TypeVar("Found")
+
 
 @dataclass
 class Environment:
@@ -44,6 +46,23 @@ class Environment:
         from wattcast.predictor.prediction_json import encode_json
 
         self.stdout.write(encode_json(out).decode() + "\n")
+
+    def show(
+        self,
+        found: Found,
+        as_json: bool,
+        plain: Callable[[Found], object],
+        text: Callable[[Console, Found], None],
+        plot: Path | None = None,
+        figure: Callable[[Found], Figure] | None = None,
+    ) -> None:
+        """Save the figure of what was found where ``plot`` names a file, then print it as JSON or as text."""
+        if plot is not None and figure is not None:
+            save_plot(self, figure(found), plot)
+        if as_json:
+            self.json(plain(found))
+        else:
+            text(self.console(), found)
 
     def say(self, text: str) -> None:
         """Write progress and warnings to stderr."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,6 @@ from wattcast.cli.shared_options import (
     Plot,
     folded,
     options_besides,
-    save_plot,
     takes_options,
 )
 
@@ -66,6 +66,7 @@ def simulate(
 
     Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds 600
     """
+    from wattcast.serving.serving_result import ServingResult, draw_serving, print_serving
     from wattcast.serving.simulate_serving import simulate as simulate_serving
 
     env: Environment = ctx.obj
@@ -75,16 +76,7 @@ def simulate(
     if out is not None:
         for path in result.write_requests_and_steps(out):
             env.say(f"written: {path}")
-    if plot is not None:
-        from wattcast.serving.serving_result import draw_serving
-
-        save_plot(env, draw_serving(result), plot)
-    if json:
-        env.json(result.summarise())
-        return
-    from wattcast.serving.serving_result import print_serving
-
-    print_serving(env.console(), result)
+    env.show(result, json, ServingResult.summarise, print_serving, plot, draw_serving)
 
 
 @takes_options("clock", "power_limit", PRICES)
@@ -137,9 +129,5 @@ def train(
 
     env: Environment = ctx.obj
     result = train_job(**options_besides(ctx, "search", "details", "plot", "json"))
-    if plot is not None:
-        save_plot(env, draw_training(result), plot)
-    if json:
-        env.json(summarise_training(result))
-        return
-    print_training(env.console(), result, details, search)
+    text = partial(print_training, details=details, search=search)
+    env.show(result, json, summarise_training, text, plot, draw_training)

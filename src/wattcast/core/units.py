@@ -215,13 +215,22 @@ class Dtype(StrEnum):
 
     @classmethod
     def parse(cls, name: str) -> Dtype:
-        """Return the format called ``name``, in our spelling or PyTorch's (``float16``, ``torch.bfloat16``)."""
-        folded = name.lower().removeprefix("torch.")
-        folded = _DTYPE_ALIASES.get(folded, folded)
-        found = next((member for member in cls if member == folded), None)
+        """Return the format called ``name``, or raise an error with the nearest names."""
+        found = cls.find(name)
         if found is None:
             raise unknown_name("dtype", name, list(cls), f"Known: {', '.join(cls)}.")
         return found
+
+    @classmethod
+    def find(cls, name: str) -> Dtype | None:
+        """Return the format that Wattcast, PyTorch or ONNX calls ``name``, None where it is no format.
+
+        >>> Dtype.find("torch.bfloat16"), Dtype.find("c10::Half"), Dtype.find("unsigned char"), Dtype.find("Scalar")
+        (<Dtype.BF16: 'bf16'>, <Dtype.FP16: 'fp16'>, <Dtype.INT8: 'int8'>, None)
+        """
+        folded = name.lower().removeprefix("torch.").removeprefix("c10::")
+        folded = _DTYPE_ALIASES.get(folded, folded)
+        return next((member for member in cls if member == folded), None)
 
 
 _DTYPE_ALIASES = {
@@ -232,8 +241,7 @@ _DTYPE_ALIASES = {
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "long": "int64",
-    "int": "int32",
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8e4m3fn", "float8e5m2"), "fp8"),
+    **{"long": "int64", "long int": "int64", "int": "int32"},
+    **dict.fromkeys(("uint8", "signed char", "unsigned char"), "int8"),
 }

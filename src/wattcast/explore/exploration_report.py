@@ -7,7 +7,6 @@ matplotlib Figure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from rich.markup import escape
 from wattcast import __version__
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus
-from wattcast.core.units import parse_amount, show
+from wattcast.core.units import show
 from wattcast.explore.explorations import (
     OBJECTIVE_COLUMNS,
     Alternative,
@@ -27,7 +26,7 @@ from wattcast.explore.explorations import (
     WorkloadSource,
     build_study,
 )
-from wattcast.explore.fleet import Fleet, FleetAssignment
+from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult, table_rows
@@ -112,13 +111,6 @@ def exploration_json(found: Exploration) -> dict[str, Any]:
     }
 
 
-def replace_power_budget(fleet: Fleet, power: str | None) -> Fleet:
-    """Return the fleet with another power budget, where one is given."""
-    if power is None:
-        return fleet
-    return replace(fleet, power_w=parse_amount(power, "W", "site_power", inclusive=False))
-
-
 def assignment_json(found: FleetAssignment) -> dict[str, Any]:
     """Return which GPUs run which workload."""
     return {
@@ -139,7 +131,7 @@ MOST_ROWS = 15
 
 
 def print_sweep(console: Console, done: SweepResult) -> None:
-    """Print the best points and the front of a sweep."""
+    """Print the best points and the front of a sweep, and what was assumed."""
     study, summary = done.study, done.summary
     mark = "" if study.bundle.status is FitStatus.MEASURED else f" ({study.bundle.status} coefficients)"
     share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
@@ -157,6 +149,7 @@ def print_sweep(console: Console, done: SweepResult) -> None:
     chosen = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, min(MOST_ROWS, len(front))).astype(int))]
     some = "" if len(chosen) == len(front) else f", {len(chosen)} of {len(front):,} shown"
     print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
+    print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
 
 
 def print_exploration(console: Console, found: Exploration, least: ExploreObjective) -> None:

@@ -107,8 +107,8 @@ class _Column:
     idle_w: float
 
 
-def read_fleet(path: Path) -> Fleet:
-    """Read a fleet from its YAML file."""
+def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
+    """Read a fleet from its YAML file; ``site_power`` takes the place of the file's power budget."""
     file = decode_yaml(read_bytes(path), _Fleet, path.name)
     if not file.gpus or not file.workloads:
         raise bad_value(path.name, "at least one GPU and one workload", "none")
@@ -135,6 +135,8 @@ def read_fleet(path: Path) -> Fleet:
     if len({demand.name for demand in demands}) < len(demands):
         raise bad_value(f"{path.name}: workloads", "a name of its own for each", "two alike")
     power_w = np.inf if file.power is None else units.parse(file.power, "W", f"{path.name}: power")
+    if site_power is not None:
+        power_w = units.parse_amount(site_power, "W", "site_power", inclusive=False)
     return Fleet(tuple((find_gpu(n), count) for n, count in file.gpus.items()), tuple(demands), power_w, file.pue)
 
 

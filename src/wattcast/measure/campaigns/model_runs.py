@@ -18,6 +18,7 @@ from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value
 from wattcast.measure.campaigns.campaign_engine import TorchDevice, import_cuda_torch
+from wattcast.measure.campaigns.elementwise_calls import torch_dtype
 
 _FOLDER = Path(__file__).parent
 VISION = ("vit", "resnet")
@@ -133,7 +134,7 @@ def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | N
     """Build the module of a row with random weights; ``dims`` makes it smaller for a test."""
     config, kind = _config(dims or find_dims(spec.model), spec, _transformers())
     before = torch.get_default_dtype()
-    torch.set_default_dtype(_dtype(torch, spec.dtype))
+    torch.set_default_dtype(torch_dtype(torch, spec.dtype))
     try:
         with torch.device(device):
             module = getattr(_transformers(), kind)(config)
@@ -175,7 +176,7 @@ def _inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dic
     """What the module is called with, drawn at random."""
     if dims.vision:
         shape = (spec.batch, 3, _IMAGE, _IMAGE)
-        return {"pixel_values": torch.randn(shape, device=device).to(_dtype(torch, spec.dtype))}
+        return {"pixel_values": torch.randn(shape, device=device).to(torch_dtype(torch, spec.dtype))}
     if spec.seq is None:
         raise bad_value(f"{spec.id}: seq", "a sequence length for a language model", None)
     length = 1 if spec.phase == "decode" else spec.seq
@@ -208,7 +209,7 @@ def _decoding(
     """One token behind a cache of ``seq``; the grown cache is dropped after each step, the full one kept."""
     cache = _transformers().DynamicCache(config=module.config)
     shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
-    dtype = _dtype(torch, spec.dtype)
+    dtype = torch_dtype(torch, spec.dtype)
     for layer in range(dims.layers):
         cache.update(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)), layer)
     full = [(layer.keys, layer.values) for layer in cache.layers]
@@ -252,10 +253,6 @@ def _config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any
         tie_word_embeddings=dims.tied,
     )
     return config, f"{name}ForCausalLM"
-
-
-def _dtype(torch: Any, name: str) -> Any:
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
 
 
 def _transformers() -> Any:

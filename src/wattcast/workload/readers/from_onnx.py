@@ -26,19 +26,6 @@ from wattcast.workload.tracing.memory_layout import classify_layout, describe_po
 from wattcast.workload.tracing.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
-_DTYPES = {
-    "float": Dtype.FP32,
-    "float16": Dtype.FP16,
-    "bfloat16": Dtype.BF16,
-    "double": Dtype.FP64,
-    "int64": Dtype.INT64,
-    "int32": Dtype.INT32,
-    "int8": Dtype.INT8,
-    "uint8": Dtype.INT8,
-    "bool": Dtype.BOOL,
-    "float8e4m3fn": Dtype.FP8,
-    "float8e5m2": Dtype.FP8,
-}
 
 
 def read_onnx(path: Path) -> Graph:
@@ -95,7 +82,7 @@ def convert_onnx(model: Any, name: str, where: str) -> Graph:
 
 def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
     def dtype(code: int) -> Dtype:
-        return _DTYPES.get(onnx.TensorProto.DataType.Name(code).lower(), Dtype.FP32)
+        return Dtype.find(onnx.TensorProto.DataType.Name(code)) or Dtype.FP32
 
     found: dict[str, Tensor] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):

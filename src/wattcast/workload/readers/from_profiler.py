@@ -40,20 +40,6 @@ _PASSING = ("_to_copy", "copy")  # the copy_ inside knows both formats
 _REDUCTIONS = frozenset("sum mean amax amin max min any all argmax prod".split())
 _COMPARISONS = frozenset("lt le gt ge eq ne logical_not logical_and logical_or isin".split())
 _FLOATING = (Dtype.BF16, Dtype.FP16, Dtype.FP32, Dtype.FP64)
-_TYPES = {
-    "c10::BFloat16": Dtype.BF16,
-    "c10::Half": Dtype.FP16,
-    "float": Dtype.FP32,
-    "double": Dtype.FP64,
-    "long int": Dtype.INT64,
-    "long": Dtype.INT64,
-    "int": Dtype.INT32,
-    "bool": Dtype.BOOL,
-    "signed char": Dtype.INT8,
-    "unsigned char": Dtype.INT8,
-    "c10::Float8_e4m3fn": Dtype.FP8,
-    "c10::Float8_e5m2": Dtype.FP8,
-}
 
 
 class _Event(msgspec.Struct):
@@ -208,7 +194,7 @@ def _add_unmapped(unmapped: dict[str, tuple[int, float]], name: str, calls: int,
 def _find_main_dtype(calls: Sequence[Mapping[str, Any]]) -> Dtype:
     """Return the commonest floating format of a trace, for lists of tensors, whose format is not recorded."""
     listed = [kinds for args in calls if isinstance(kinds := args.get("Input type"), list)]
-    count = Counter(_TYPES[name] for kinds in listed for name in kinds if isinstance(name, str) and name in _TYPES)
+    count = Counter(Dtype.find(name) for kinds in listed for name in kinds if isinstance(name, str))
     return next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
 
 
@@ -222,8 +208,8 @@ def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ..
     found: list[Any] = []
     for index, kind in enumerate(args.get("Input type", [])):
         shape, strides = recorded("Input Dims", index, []), recorded("Input Strides", index, None)
-        if kind in _TYPES:
-            found.append(_make_tensor(shape, strides, _TYPES[kind]))
+        if isinstance(kind, str) and (dtype := Dtype.find(kind)):
+            found.append(_make_tensor(shape, strides, dtype))
         elif kind == "TensorList":
             steps = strides if strides and len(strides) == len(shape) else [None] * len(shape)
             found.append(tuple(_make_tensor(s, t, main_dtype) for s, t in zip(shape, steps, strict=True)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from wattcast.core.errors import BadInput, MissingTool, UnknownName, bad_value, clip_text
+from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
 from wattcast.core.units import Dtype
 from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
@@ -309,13 +309,8 @@ def _to_symbolic(torch: Any, value: Any) -> Any:
 
 def _convert_dtype(dtype: Any) -> Dtype:
     """Return our name for a format; one we have no name for is taken by its width."""
-    try:
-        return Dtype.parse(str(dtype).removeprefix("torch."))
-    except UnknownName:
-        return _BY_WIDTH[dtype.itemsize]
-
-
-_BY_WIDTH = {1: Dtype.INT8, 2: Dtype.FP16, 4: Dtype.INT32, 8: Dtype.INT64, 16: Dtype.FP64}
+    by_width = {1: Dtype.INT8, 2: Dtype.FP16, 4: Dtype.INT32, 8: Dtype.INT64, 16: Dtype.FP64}
+    return Dtype.find(str(dtype)) or by_width[dtype.itemsize]
 
 
 def _count_parameters(module: Any) -> dict[Dtype, int]:
