@@ -63,21 +63,19 @@ def list_gpus(ctx: typer.Context, json: Json = False) -> None:
     if json:
         env.json({"gpus": rows})
         return
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import print_rows
 
-    listing = new_table("gpu", "architecture", "SMs", "top clock", "memory", "bandwidth", "limit", "coefficients")
+    columns = {"name": "gpu", "architecture": "architecture", "sm_count": "SMs", "max_clock_hz": "top clock"}
+    columns |= {
+        "memory": "memory",
+        "bandwidth": "bandwidth",
+        "power_limit_w": "limit",
+        "coefficients": "coefficients",
+    }
     for row in rows:
-        listing.add_row(
-            row["name"],
-            row["architecture"],
-            f"{row['sm_count']:.0f}",
-            show(row["max_clock_hz"], "Hz"),
-            f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}",
-            show(row["memory_byte_per_s"], "byte/s", 3),
-            show(row["power_limit_w"], "W"),
-            row["coefficients"],
-        )
-    env.console().print(listing)
+        row["memory"] = f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}"
+        row["bandwidth"], row["limit"] = show(row["memory_byte_per_s"], "byte/s", 3), show(row["power_limit_w"], "W")
+    print_rows(env.console(), rows, columns)
 
 
 @gpus_app.command("nodes")
@@ -202,16 +200,11 @@ def list_models(ctx: typer.Context, json: Json = False) -> None:
     if json:
         env.json({"models": rows})
         return
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import print_rows
 
-    listing = new_table("model", "title", "kind", "architecture", "parameters")
-    for column in listing.columns[1:4]:
-        column.justify = "left"
-    for row in rows:
-        listing.add_row(
-            row["name"], row["title"], row["kind"], row["architecture"], f"{row['parameters'] / 1e9:.4g} G"
-        )
-    env.console().print(listing)
+    columns = {"name": "model", **{name: name for name in ("title", "kind", "architecture", "parameters")}}
+    shown = [row | {"parameters": f"{row['parameters'] / 1e9:.4g} G"} for row in rows]
+    print_rows(env.console(), shown, columns, left=("title", "kind", "architecture"))
 
 
 def _model_summary(model: ModelSpec) -> dict[str, Any]:
@@ -356,10 +349,9 @@ def _print(env: Environment, graph: Graph, about: dict[str, Any] | None, held: d
     rows = new_table("operator", "where", "calls", "FLOP", "bytes")
     rows.columns[1].justify = "left"
     ranked = count_operators(graph)
-    for row in ranked[:MOST_ROWS]:
-        byte = (row.op.read_byte + row.op.write_byte) * row.count
-        flop = show(row.op.flop * row.count, "flop", 3)
-        rows.add_row(escape(str(row.op)), escape(row.op.label), str(row.count), flop, show(byte, "byte", 3))
+    for op, count in ((row.op, row.count) for row in ranked[:MOST_ROWS]):
+        work = show(op.flop * count, "flop", 3), show((op.read_byte + op.write_byte) * count, "byte", 3)
+        rows.add_row(escape(str(op)), escape(op.label), str(count), *work)
     if len(ranked) > MOST_ROWS:
         rows.add_row(f"... {len(ranked) - MOST_ROWS} more (all in --json)", "", "", "", "")
     console.print(rows)

@@ -68,17 +68,16 @@ def doctor(ctx: typer.Context, json: Json = False) -> None:
     if json:
         env.json({"checks": [vars(check) for check in checks]})
         return
-    from rich.markup import escape
+    from wattcast.report.text_tables import print_rows
 
-    from wattcast.report.text_tables import new_table
-
-    listing = new_table("", "found", "what it is for")
-    for column in listing.columns[1:]:
-        column.justify = "left"
-    for check in checks:
-        found = check.found if check.ok else f"{check.found or 'missing'}: {check.advice}"
-        listing.add_row(("ok   " if check.ok else "--   ") + check.name, escape(found), escape(check.purpose))
-    env.console().print(listing)
+    rows = [
+        vars(check)
+        | {"name": ("ok   " if check.ok else "--   ") + check.name}
+        | ({} if check.ok else {"found": f"{check.found or 'missing'}: {check.advice}"})
+        for check in checks
+    ]
+    columns = {"name": "", "found": "found", "purpose": "what it is for"}
+    print_rows(env.console(), rows, columns, left=tuple(columns))
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def fit_host(
     from wattcast.fit.whole_models import fit_host_database, with_launch_cost
     from wattcast.predictor.bundle import bundle_for
     from wattcast.predictor.bundle.calibrated import save_bundle
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import print_rows
 
     env: Environment = ctx.obj
     found = fit_host_database(database, gpu)
@@ -104,12 +104,10 @@ def fit_host(
     if json:
         env.json({"host_s": found.host_s, "error": errors, "rows": [asdict(row) for row in found.rows]})
         return
-    rows = new_table("workload", "operators", "measured", "fitted", "default", "asks for")
-    for row in found.rows:
-        asks = "GPU-bound" if row.host_s is None else show(row.host_s, "s", 3)
-        seconds = (show(s, "s", 3) for s in (row.latency_s, row.predicted_s, row.default_s))
-        rows.add_row(row.name, str(row.operators), *seconds, asks)
-    env.console().print(rows)
+    columns = {"name": "workload", "operators": "operators", "latency_s": "measured", "predicted_s": "fitted"}
+    columns |= {"default_s": "default", "host_s": "asks for"}
+    rows = [asdict(row) | ({"host_s": "GPU-bound"} if row.host_s is None else {}) for row in found.rows]
+    print_rows(env.console(), rows, columns)
     env.stdout.write(
         f"{show(found.host_s, 's', 3)} an operator (use: --host-launch {found.host_s * 1e6:.3g}us); mean error "
         f"{errors['predicted']:.1%}, model left out {errors['left_out']:.1%}, with the default "
@@ -242,17 +240,16 @@ def _calibrate_on_tables(
 def _print_table_errors(env: Environment, found: TableCalibration) -> None:
     from rich.markup import escape
 
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import print_notes, print_rows
 
     console = env.console()
     heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
     console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading}", highlight=False)
-    errors = new_table("mean error", "engine", "latency", "rows", "forecast", str(found.bundle.status))
-    for e in found.errors:
-        errors.add_row(e.what, e.engine, e.band, str(e.rows), f"{e.forecast:.1f} %", f"{e.calibrated:.1f} %")
-    console.print(errors)
-    for note in (*found.bundle.assumptions[:1], *found.notes):
-        console.print(f"  - {escape(note)}", style="dim", highlight=False)
+    columns = {"what": "mean error", "engine": "engine", "band": "latency", "rows": "rows", "forecast": "forecast"}
+    percent = ({name: f"{getattr(e, name):.1f} %" for name in ("forecast", "calibrated")} for e in found.errors)
+    rows = [vars(e) | said for e, said in zip(found.errors, percent, strict=True)]
+    print_rows(console, rows, columns | {"calibrated": str(found.bundle.status)})
+    print_notes(console, [*found.bundle.assumptions[:1], *found.notes])
 
 
 def _calibration_to_plain(found: Calibration, gpu: str, folder: Path) -> dict[str, Any]:

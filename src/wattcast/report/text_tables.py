@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,21 @@ def format_cell(column: str, value: Any) -> str:
     return show(float(value), unit) if unit else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def print_rows(console: Console, found: Sequence[Mapping[str, Any]], columns: Mapping[str, str], title: str) -> None:
-    """Print rows as a table; ``columns`` maps columns to headings. Columns that are empty everywhere are left out."""
+def print_rows(
+    console: Console,
+    found: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    title: str | None = None,
+    left: Collection[str] = (),
+) -> None:
+    """Print rows as a table; ``columns`` maps columns to headings, ``left`` names those that hold text.
+
+    Columns that are empty everywhere are left out.
+    """
     used = {c: h for c, h in columns.items() if any(row.get(c) is not None for row in found)}
     built = new_table(*used.values(), title=title)
+    for name, column in zip(used, built.columns, strict=True):
+        column.justify = "left" if name in left else column.justify
     for row in found:
         built.add_row(*(format_cell(column, row.get(column)) for column in used))
     console.print(built)
