@@ -23,7 +23,7 @@ from typing import Any, Unpack, get_type_hints
 from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, unknown_name
-from wattcast.explore.search_space import parse_constraints, parse_space
+from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
 from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep, table_rows
 from wattcast.hardware import Gpu, OperatingPoint
@@ -395,15 +395,9 @@ def _parse_option_values(name: str, text: str) -> list[Any]:
     if "int" not in kind and "float" not in kind:
         return [piece.strip() for piece in text.split(",")]
     where = f"vary {name}"
-    pieces = text.split(":")
-    numbers = [units.parse(piece.strip(), "", where) for piece in (pieces if len(pieces) > 1 else text.split(","))]
-    if len(pieces) > 1:
-        if len(pieces) != 3 or not numbers[2] > 0 or not numbers[0] <= numbers[1]:
-            raise bad_value(where, "low:high:step or a list", text)
-        count = int((numbers[1] - numbers[0]) / numbers[2] + 1e-9) + 1
-        if count > MOST_POINTS:
-            raise bad_value(where, f"at most {MOST_POINTS:,} values", f"{count:,}")
-        numbers = [numbers[0] + numbers[2] * i for i in range(count)]
-    if "int" in kind and any(number != round(number) for number in numbers):
+    values, continuous = parse_values(text, "", where)
+    if continuous or len(values) > MOST_POINTS:
+        raise bad_value(where, f"low:high:step or a list, at most {MOST_POINTS:,} values", text)
+    if "int" in kind and (values != values.round()).any():
         raise bad_value(where, "whole numbers", text)
-    return [round(number) if "int" in kind else number for number in numbers]
+    return [round(number) if "int" in kind else number for number in values.tolist()]

@@ -291,7 +291,7 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
         raise bad_value("vary", "name=values, such as clock=600MHz:1980MHz:15MHz", spec)
     field = find_field(name.strip(), gpu)
     where = f"vary {field.name}"
-    values, continuous = _parse_values(text.strip(), field.unit, where, seed)
+    values, continuous = parse_values(text.strip(), field.unit, where, seed)
     if field.whole and not continuous:
         values = np.round(values) if ":random:" in text else values
         if (values != np.round(values)).any():
@@ -309,7 +309,7 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
     return SpaceAxis(field, values, continuous)
 
 
-def _parse_values(text: str, unit: str, where: str, seed: int) -> tuple[Array, bool]:
+def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array, bool]:
     """Return the values of a list or a range, or its two ends and True."""
     if ":" not in text:
         listed = np.array([units.parse(piece.strip(), unit, where) for piece in text.split(",")])

@@ -18,7 +18,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -319,38 +319,33 @@ def process_runner(count: int) -> Runner:
         if others < 1:
             yield from run_here(work, left)
             return
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(others, context, _hold, (work,)) as pool:
-            running: set[Future[SweepPart]] = set()
+        quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+        with ProcessPoolExecutor(others, multiprocessing.get_context("spawn"), *quiet) as pool:
             try:
-                while left or running:
-                    while left and len(running) <= others:  # each has one, and one waits for whoever is first
-                        running.add(pool.submit(_held_part, left.popleft()))
-                    if left:
-                        yield work.compute_part(left.popleft())
-                    finished, running = wait(running, 0.0 if left else None, FIRST_COMPLETED)
-                    yield from (future.result() for future in finished)
+                yield from _run_on_pool(pool, work, left, others + 1, here=True)
             except BrokenProcessPool:
-                do = "What is finished is kept; run the same command again."
-                raise WattcastError(f"a worker process died. {do}") from None
+                raise WattcastError(f"a worker process died. {_RUN_AGAIN}") from None
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     return runner
 
 
-_held: SweepWork | None = None  # what this worker process computes parts of
+def _run_on_pool(
+    pool: Executor, work: SweepWork, left: deque[int], most: int, *, here: bool = False
+) -> Iterator[SweepPart]:
+    """Compute parts, ``most`` at a time in the pool, so that no memory fills up; with ``here`` this process helps."""
+    running: set[Future[SweepPart]] = set()
+    while left or running:
+        while left and len(running) < most:
+            running.add(pool.submit(work.compute_part, left.popleft()))
+        if here and left:
+            yield work.compute_part(left.popleft())
+        finished, running = wait(running, 0.0 if here and left else None, FIRST_COMPLETED)
+        yield from (future.result() for future in finished)
 
 
-def _hold(work: SweepWork) -> None:
-    global _held
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    _held = work
-
-
-def _held_part(index: int) -> SweepPart:
-    assert _held is not None, "the worker was not told what to compute"
-    return _held.compute_part(index)
+_RUN_AGAIN = "What is finished is kept; run the same command again."
 
 
 def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
@@ -456,30 +451,15 @@ def cluster_runner(address: str, workers: int | None = None) -> Runner:
                 except (OSError, ValueError) as error:
                     do = "Is the scheduler running, and reachable from here?"
                     raise WattcastError(f"cluster: {address} cannot be reached ({error}). {do}") from None
-            yield from _run_on_client(dask, client, work, left)
+            try:
+                client.wait_for_workers(1, timeout=WORKERS_S)
+            except (TimeoutError, dask.TimeoutError):
+                do = "Start one beside the scheduler."
+                raise WattcastError(f"cluster: no worker within {WORKERS_S} s. {do}") from None
+            pool = client.get_executor(pure=False, retries=RETRIES)
+            try:
+                yield from _run_on_pool(pool, work, left, 2 * max(len(client.nthreads()), 1))
+            except dask.KilledWorker:
+                raise WattcastError(f"cluster: a part lost its worker again and again. {_RUN_AGAIN}") from None
 
     return runner
-
-
-def _run_on_client(dask: Any, client: Any, work: SweepWork, left: deque[int]) -> Iterator[SweepPart]:
-    """Compute parts, few at a time, so that neither the cluster nor this process fills up."""
-
-    def submit() -> Any:
-        return client.submit(work.compute_part, left.popleft(), pure=False, retries=RETRIES)
-
-    try:
-        client.wait_for_workers(1, timeout=WORKERS_S)
-    except (TimeoutError, dask.TimeoutError):
-        raise WattcastError(f"cluster: no worker within {WORKERS_S} s. Start one beside the scheduler.") from None
-    most = 2 * max(len(client.nthreads()), 1)
-    running = dask.as_completed([submit() for _ in range(min(most, len(left)))])
-    for future in running:
-        try:
-            part = future.result()
-        except dask.KilledWorker:
-            do = "What is finished is kept; run the same command again."
-            raise WattcastError(f"cluster: a part lost its worker again and again. {do}") from None
-        future.release()
-        if left:
-            running.add(submit())
-        yield part
