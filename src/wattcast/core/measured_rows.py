@@ -60,9 +60,38 @@ class RunInfo:
     top_clock_hz: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedRow:
+    """What rows of operators, chains and models have in common. ``None`` means not measured, never zero."""
+
+    run: str = ""
+    date: str = ""
+    latency_s: float | None = None  # of one call, chain or iteration
+    latency_spread_s: float | None = None  # standard deviation over replays
+    sm_clock_hz: float | None = None  # as NVML reports it, mean over the window
+    temperature_c: float | None = None
+    flags: tuple[str, ...] = ()  # why a careful reader may leave this row out
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoweredRow(TimedRow):
+    """What rows with power have in common: those of operators and of models."""
+
+    data: str = "random"
+    duration_s: float | None = None  # length of the window the figures come from
+    power_w: float | None = None
+    power_spread_w: float | None = None  # standard deviation over counter ticks
+    ticks: int | None = None  # counter tick intervals inside the window
+    memory_power_w: float | None = None
+    sm_clock_spread_hz: float | None = None
+    effective_clock_hz: float | None = None
+    throttle: tuple[str, ...] = ()  # clock event reasons seen in the window
+
+
 @dataclass(frozen=True)
-class KernelRow:
-    """One measurement of one operator. ``None`` means not measured, never zero."""
+class KernelRow(PoweredRow):
+    """One measurement of one operator, back to back in a CUDA graph."""
 
     id: str  # of kind, operator, data, duty and repeat; the same in every run
     kind: str
@@ -73,35 +102,18 @@ class KernelRow:
     rotated: str = "none"  # none | weights | all: which operands change from copy to copy
     sets: int = 1  # distinct operand sets the copies walk through
     footprint_byte: int | None = None  # bytes of operands and outputs all copies touch
-    data: str = "random"
     chosen: str = "plan"  # plan: at random; models: an operator of real models; suggested: by expected uncertainty
     repeat: int = 0
-    run: str = ""
-    date: str = ""
     copies: int | None = None  # calls in the captured graph
     replays: int | None = None
-    latency_s: float | None = None  # per call, back to back in a CUDA graph
-    latency_spread_s: float | None = None  # standard deviation over replays
-    duration_s: float | None = None  # length of the window the figures come from
-    power_w: float | None = None
-    power_spread_w: float | None = None  # standard deviation over counter ticks
-    ticks: int | None = None  # counter tick intervals inside the window
-    memory_power_w: float | None = None
     duty: float | None = None  # share of time busy, as measured
     busy_s: float | None = None
     period_s: float | None = None
     idle_power_w: float | None = None
     on_power_w: float | None = None
-    sm_clock_hz: float | None = None  # as NVML reports it, mean over the window
-    sm_clock_spread_hz: float | None = None
-    effective_clock_hz: float | None = None
     settled_power_w: float | None = None  # capped rows: mean over at least one cycle of the governor
     settled_clock_hz: float | None = None
     settled_ticks: int | None = None
-    temperature_c: float | None = None
-    throttle: tuple[str, ...] = ()  # clock event reasons seen in the window
-    flags: tuple[str, ...] = ()  # why a careful reader may leave this row out
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,8 @@ class NameRow:
 
 
 @dataclass(frozen=True)
-class ModelRow:
-    """One whole model measured; the first fields are the options of ``wattcast predict``. ``None``: not measured."""
+class ModelRow(PoweredRow):
+    """One whole model measured; the first fields are the options of ``wattcast predict``."""
 
     id: str
     model: str
@@ -133,28 +145,11 @@ class ModelRow:
     graph: bool  # one CUDA graph an iteration; false: the host launched every operator
     seq: int | None = None  # None: a model of pictures
     head: str = ""  # empty: the model has no language head
-    data: str = "random"
-    run: str = ""
-    date: str = ""
     parameters: int | None = None
     peak_memory_byte: int | None = None
     iterations: int | None = None
-    latency_s: float | None = None  # of one iteration, settled
-    latency_spread_s: float | None = None
     burst_latency_s: float | None = None  # of one iteration after a pause, before the governor answers
-    duration_s: float | None = None
-    power_w: float | None = None
-    power_spread_w: float | None = None
     energy_j: float | None = None  # of one iteration
-    ticks: int | None = None
-    memory_power_w: float | None = None
-    sm_clock_hz: float | None = None
-    sm_clock_spread_hz: float | None = None
-    effective_clock_hz: float | None = None
-    temperature_c: float | None = None
-    throttle: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,8 +165,8 @@ class ModelKernels:
 
 
 @dataclass(frozen=True)
-class ChainRow:
-    """Several operators one after another in one graph; ``None`` means not measured."""
+class ChainRow(TimedRow):
+    """Several operators one after another in one graph."""
 
     id: str
     name: str
@@ -181,14 +176,6 @@ class ChainRow:
     handed_on: bool = False  # each member reads what the one before wrote, as in a model
     copies: int | None = None
     replays: int | None = None
-    latency_s: float | None = None  # of the whole chain
-    latency_spread_s: float | None = None
-    sm_clock_hz: float | None = None
-    temperature_c: float | None = None
-    flags: tuple[str, ...] = ()
-    run: str = ""
-    date: str = ""
-    error: str = ""
 
 
 Record = KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow
