@@ -117,15 +117,29 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Prog
     """Trace the encoder once (not in decode, where its keys and values are cached) and the decoder's new tokens."""
     program = run.new_program()
     sound: list[Tensor] = []
+
+    def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
+        with tape.scope("attention"):
+            normed = layers.layer_norm(run, x)
+            x = x + _attention(dims, run, normed, normed, causal=False)
+        return _feed_forward(dims, run, x)
+
     if not run.past:
         sound = program.section("encoder.embedding", lambda tape: _embed_sound(dims, run, tape))
         repeat = -(-dims.encoder_layers // stages)
-        sound = program.section("encoder.layers", lambda tape, x: _encoder_layer(dims, run, x), *sound, repeat=repeat)
+        sound = program.section("encoder.layers", encoder_layer, *sound, repeat=repeat)
         sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
     x, *mask = program.section("decoder.embedding", lambda tape: _embed_text(dims, run, tape))
 
     def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
-        return _decoder_layer(dims, run, x, given[0] if mask else None, given[-1] if sound else None)
+        with tape.scope("attention"):
+            normed = layers.layer_norm(run, x)
+            shown = given[0] if mask else None
+            x = x + _attention(dims, run, normed, normed, causal=True, mask=shown, cached=True)
+        with tape.scope("cross"):
+            heard = given[-1] if sound else None
+            x = x + _attention(dims, run, layers.layer_norm(run, x), heard, causal=False, cached=True)
+        return _feed_forward(dims, run, x)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
@@ -153,26 +167,6 @@ def _embed_text(dims: WhisperDims, run: PassSettings, tape: Tape) -> list[Tensor
     tape.empty((1, run.length), Dtype.INT64).expand(run.batch, run.length).clone()
     x = x + layers.embed(run, tape, dims.max_positions, dims.hidden)
     return [functional.dropout(x, dims.dropout), *layers.build_mask(tape, run)]
-
-
-def _encoder_layer(dims: WhisperDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Compute x + attention(norm(x)), then x + feed_forward(norm(x))."""
-    with x.tape.scope("attention"):
-        normed = layers.layer_norm(run, x)
-        x = x + _attention(dims, run, normed, normed, causal=False)
-    return _feed_forward(dims, run, x)
-
-
-def _decoder_layer(
-    dims: WhisperDims, run: PassSettings, x: Tensor, mask: Tensor | None, sound: Tensor | None
-) -> Tensor:
-    """Attend over the tokens, then over the sound, then run the feed-forward layer."""
-    with x.tape.scope("attention"):
-        normed = layers.layer_norm(run, x)
-        x = x + _attention(dims, run, normed, normed, causal=True, mask=mask, cached=True)
-    with x.tape.scope("cross"):
-        x = x + _attention(dims, run, layers.layer_norm(run, x), sound, causal=False, cached=True)
-    return _feed_forward(dims, run, x)
 
 
 def _feed_forward(dims: WhisperDims, run: PassSettings, x: Tensor) -> Tensor:

@@ -113,7 +113,9 @@ def parse_profile(data: bytes, where: str) -> Graph:
         chosen = [node for node in nodes if node.kernels]
     else:
         chosen = _find_outermost(nodes, unmapped)
-    main_dtype = _find_main_dtype([node.event.args for node in nodes])
+    listed = [kinds for node in nodes if isinstance(kinds := node.event.args.get("Input type"), list)]
+    count = Counter(Dtype.find(name) for kinds in listed for name in kinds if isinstance(name, str))
+    main_dtype = next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
     ops = tuple(op for node in chosen for op in _map_node(node, main_dtype, unmapped))
     if not ops:
         raise BadInput(f"{where}: none of its {len(nodes)} operators is known. Is it a trace of a PyTorch model?")
@@ -189,13 +191,6 @@ def _map_node(node: _Node, main_dtype: Dtype, unmapped: dict[str, tuple[int, flo
 def _add_unmapped(unmapped: dict[str, tuple[int, float]], name: str, calls: int, seconds: float) -> None:
     before = unmapped.get(name, (0, 0.0))
     unmapped[name] = (before[0] + calls, before[1] + seconds)
-
-
-def _find_main_dtype(calls: Sequence[Mapping[str, Any]]) -> Dtype:
-    """Return the commonest floating format of a trace, for lists of tensors, whose format is not recorded."""
-    listed = [kinds for args in calls if isinstance(kinds := args.get("Input type"), list)]
-    count = Counter(Dtype.find(name) for kinds in listed for name in kinds if isinstance(name, str))
-    return next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
 
 
 def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ...]:

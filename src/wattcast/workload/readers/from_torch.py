@@ -119,7 +119,9 @@ def capture_module(
         finally:
             recorder.release()
     peak_byte = recorder.memory.peak_byte
-    parameters = _count_parameters(module)
+    parameters: Counter[Dtype] = Counter()
+    for parameter in getattr(module, "parameters", list)():
+        parameters[_convert_dtype(parameter.dtype)] += int(parameter.numel())
     blocks = [Block(tuple(recorder.ops))] if recorder.ops else []
     if train and step:
         blocks += [optimiser_block(count, dtype) for dtype, count in parameters.items()]
@@ -216,7 +218,9 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
             out = func(*args, **kwargs)
             for tensor in _list_tensors(torch, (out,)):
                 self.memory.hold(tensor)
-            if not _is_view(func):
+            returned = [result.alias_info for result in func._schema.returns]
+            views = bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+            if not views:  # results that alias an argument, with nothing written, launch no kernel
                 self.record(func, args, kwargs, out)
             return out
 
@@ -230,7 +234,9 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
             if found is None and torch.Tag.pointwise in func.tags and results:
                 found = [map_pointwise(call, "unspecified")]
             if found is None:
-                found = self.keep_unmapped(call, str(func), _count_flop(func, args, kwargs, out)) if results else []
+                rule = import_module("torch.utils.flop_counter").flop_registry.get(func.overloadpacket)
+                flop = float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
+                found = self.keep_unmapped(call, str(func), flop) if results else []
             self.ops += [op.with_label(self.path()) for op in found]
 
         def keep_unmapped(self, call: AtenCall, name: str, flop: float) -> list[Operator]:
@@ -291,12 +297,6 @@ def _gpu_kernels(torch: Any) -> Any:
     return Fused()
 
 
-def _is_view(func: Any) -> bool:
-    """Tell whether results alias an argument and nothing is written, by the operator's schema."""
-    results = func._schema.returns
-    return bool(results) and all(r.alias_info is not None and not r.alias_info.is_write for r in results)
-
-
 def _to_symbolic(torch: Any, value: Any) -> Any:
     """Replace PyTorch's tensors, in nested lists too, by ours."""
     if isinstance(value, torch.Tensor):
@@ -313,13 +313,6 @@ def _convert_dtype(dtype: Any) -> Dtype:
     return Dtype.find(str(dtype)) or by_width[dtype.itemsize]
 
 
-def _count_parameters(module: Any) -> dict[Dtype, int]:
-    count: Counter[Dtype] = Counter()
-    for parameter in getattr(module, "parameters", list)():
-        count[_convert_dtype(parameter.dtype)] += int(parameter.numel())
-    return count
-
-
 def _default_loss(out: Any) -> Any:
     loss = getattr(out, "loss", None)
     if loss is not None:
@@ -328,12 +321,6 @@ def _default_loss(out: Any) -> Any:
     while isinstance(first, (list, tuple)):
         first = first[0]
     return getattr(first, "logits", getattr(first, "last_hidden_state", first)).sum()
-
-
-def _count_flop(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    registry: Any = import_module("torch.utils.flop_counter").flop_registry
-    rule = registry.get(func.overloadpacket)
-    return float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
 
 
 def _to_meta(torch: Any, values: Any) -> Any:
