@@ -134,7 +134,12 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
         _libraries(f"extra {extra}", wanted, purpose, f"pip install 'wattcast[{extra}]'")
         for extra, (purpose, wanted) in EXTRAS.items()
     ]
-    checks.append(_driver())
+    try:
+        driver = CDLL("libnvidia-ml.so.1")._name
+    except OSError:
+        driver = ""
+    purpose, advice = "measuring and managing NVIDIA GPUs", "no NVIDIA driver on this machine; predictions need none"
+    checks.append(ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice))
     checks.append(_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
     checks.append(_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"))
     folder = reference_folder(variables)
@@ -172,15 +177,6 @@ def _libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) 
         (there if found else missing).append(f"{distribution} {version}".strip())
     lacking = f"{', '.join(missing)} missing" if missing else ""
     return ToolCheck(name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice)
-
-
-def _driver() -> ToolCheck:
-    purpose, advice = "measuring and managing NVIDIA GPUs", "no NVIDIA driver on this machine; predictions need none"
-    try:
-        CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return ToolCheck("NVIDIA driver", False, "", purpose, advice)
-    return ToolCheck("NVIDIA driver", True, "libnvidia-ml.so.1", purpose, advice)
 
 
 def _tool(names: Sequence[str], purpose: str, advice: str) -> ToolCheck:

@@ -346,17 +346,16 @@ def fit_component(
     env: Environment = ctx.obj
     if (architecture is None) != (out is None):
         raise bad_value("--architecture and --out", "both or neither", "one")
-    special = dict(_named_bounds(text) for text in bound or ())
+    special = {}
+    for text in bound or ():
+        named, equals, ends = text.partition("=")
+        if not equals:
+            raise bad_value("--bound", "NAME=low:high", text)
+        special[named] = _bounds(ends, "--bound")
     orders = tuple(ValueOrdering.read(text) for text in order or ())
+    clock_hz = parse(clock, "Hz", "--clock") if clock else None
     layout = KernelColumns(
-        measured,
-        kernel,
-        application,
-        duration,
-        cycles,
-        parse(clock, "Hz", "--clock") if clock else None,
-        prefix,
-        tuple(leave_out or ()),
+        measured, kernel, application, duration, cycles, clock_hz, prefix, leave_out=tuple(leave_out or ())
     )
     if energies and bottom_up is not None:
         raise bad_value("--energies and --bottom-up", "one of them", "both")
@@ -396,16 +395,7 @@ def fit_component(
         )
 
 
-def _named_bounds(text: str) -> tuple[str, tuple[float, float]]:
-
-    name, equals, rest = text.partition("=")
-    if not equals:
-        raise bad_value("--bound", "NAME=low:high", text)
-    return name, _bounds(rest, "--bound")
-
-
 def _bounds(text: str, where: str) -> tuple[float, float]:
-
     low, _, high = text.partition(":")
     try:
         return float(low), float(high)

@@ -20,7 +20,6 @@ from wattcast.core.units import show
 from wattcast.counter_models.launch_power import (
     CounterBook,
     KernelLaunch,
-    LaunchLog,
     PowerEstimate,
     estimate_launch_power,
     find_clock_hz,
@@ -38,6 +37,8 @@ from wattcast.measure.campaigns.kernel_campaign import write_listed
 from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, OperatorSpec, read_kernel_plan
 from wattcast.measure.campaigns.nsight_counters import make_collect_command
 from wattcast.measure.campaigns.workload_specs import spec_from_operator
+from wattcast.measure.database_files import make_workload_form
+from wattcast.measure.energy_samples import find_ticks
 from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_window
 from wattcast.power.saved_models import SavedModel, load_saved_model
 from wattcast.predictor.bundle import bundle_for
@@ -113,7 +114,15 @@ class LaunchEstimate:
 
     def figure(self, run: MeasuredRun) -> Figure:
         """Draw the parts stacked over time, with measured power as dots."""
-        return _figure(self, run)
+        from wattcast.counter_models.counter_figures import draw_launch_power
+
+        dots = None
+        if self.origin_s is not None:
+            stepped = find_ticks(run.samples)
+            middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - self.origin_s
+            inside = (middle_s >= 0.0) & (middle_s <= float(self.estimate.activity.duration_s.sum()))
+            dots = (middle_s[inside], stepped.interval_w[inside])
+        return draw_launch_power(self.estimate, dots)
 
 
 def prepare_estimate(
@@ -154,7 +163,8 @@ def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstima
     """Estimate power from the trace that the command wrote, at the clocks that were measured."""
     log = read_launches(prepared.trace)
     first_s, last_s = log.span_s
-    now_s = _sampler_start(log)
+    # the first launch on the sampler's clock; traces count from a Unix time
+    now_s = None if log.epoch_s is None else log.epoch_s + first_s - (time.time() - time.monotonic())
     inside = now_s is not None and run.started_s <= now_s <= run.started_s + run.measurement.duration_s
     stretch = summarise_window("launches", run.samples, now_s, now_s + last_s - first_s) if inside and now_s else None
     clocks = stretch or run.measurement
@@ -163,29 +173,6 @@ def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstima
     launches = [_from_zero(launch, first_s) for launch in log.launches]
     found = estimate_launch_power(launches, prepared.book, prepared.saved.model, at)
     return LaunchEstimate(found, stretch, now_s if inside else None)
-
-
-def _figure(found: LaunchEstimate, run: MeasuredRun) -> Figure:
-    import numpy as np
-
-    from wattcast.counter_models.counter_figures import draw_launch_power
-    from wattcast.measure.energy_samples import find_ticks
-
-    dots = None
-    if found.origin_s is not None:
-        stepped = find_ticks(run.samples)
-        middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - found.origin_s
-        length_s = float(found.estimate.activity.duration_s.sum())
-        inside = (middle_s >= 0.0) & (middle_s <= length_s)
-        dots = (np.asarray(middle_s[inside]), np.asarray(stepped.interval_w[inside]))
-    return draw_launch_power(found.estimate, dots)
-
-
-def _sampler_start(log: LaunchLog) -> float | None:
-    """Return the time of the first launch on the sampler's clock; traces count from a Unix time."""
-    if log.epoch_s is None:
-        return None
-    return log.epoch_s + log.span_s[0] - (time.time() - time.monotonic())
 
 
 def _from_zero(launch: KernelLaunch, first_s: float) -> KernelLaunch:
@@ -212,7 +199,8 @@ def suggest_rows(
         fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
-            candidates.append(_candidate(spec, share, source))
+            told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
+            candidates.append(RowCandidate(make_workload_form(spec.operator), told, share, source))
     tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
     found = suggest(candidates, count, rows, chip, bundle)
     place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
@@ -240,14 +228,6 @@ def write_suggestions(out: Path, found: list[RowSuggestion], specs: list[Operato
     return path
 
 
-def _candidate(spec: OperatorSpec, share: float, source: str) -> RowCandidate:
-    operator = dict(spec.operator)
-    if operator["op"] == "elementwise":
-        operator["op"] = operator.pop("function")
-    backend = str(spec.detail.get("backend", ""))
-    return RowCandidate(operator, RunCondition(spec.layout, spec.rotated, backend), share, source)
-
-
 def _operators_of_models(
     gpu: str, tell: Callable[[str], None]
 ) -> tuple[list[tuple[OperatorSpec, float, str]], float]:
@@ -257,7 +237,8 @@ def _operators_of_models(
     found = list_model_operators(gpu, tell)
     lost = 0.0
     for item in found:
-        spec = spec_from_operator(_plain(operator_to_plain(item.op)))
+        plain = operator_to_plain(item.op)
+        spec = spec_from_operator({name: str(v) if isinstance(v, str) else v for name, v in plain.items()})
         if spec is None:
             lost += item.share
             continue
@@ -266,7 +247,3 @@ def _operators_of_models(
         specs.setdefault(spec.id, (spec, item.run))
     listed = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
     return listed, lost / max(sum(item.share for item in found), 1e-30)
-
-
-def _plain(operator: dict[str, Any]) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, str) else v for name, v in operator.items()}

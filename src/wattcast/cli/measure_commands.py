@@ -5,10 +5,9 @@ Nothing here changes a clock, a limit or a mode of a card.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,10 +24,6 @@ from wattcast.core.errors import ExitCode, WattcastError, bad_value
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.whole_files import check_writable, write_somewhere
 from wattcast.measure import measure_verbs
-
-if TYPE_CHECKING:
-    from wattcast.cli.measure_bridges import LaunchEstimate
-    from wattcast.measure.measured_run import MeasuredRun
 
 measure_app = typer.Typer(
     add_completion=False, help="Measure time, power and energy; build a kernel database.", no_args_is_help=True
@@ -81,9 +76,19 @@ def run(
     from wattcast.report.figure_style import save_figure
 
     env: Environment = ctx.obj
-    _check_places(save, plot)
-    predicted = _predicted(against, gpu, options) if against else {}  # before the run: a bad name costs nothing
-    prepared = _prepared(model, counters, launches, gpu, command)
+    # before the run, where a bad name costs nothing
+    if save is not None and save.suffix != ".npz":
+        raise bad_value("--save", "a name that ends in .npz", save.name)
+    for path in (path for path in (save, plot) if path is not None):
+        check_writable(path)
+    if model is None and (counters or launches):
+        raise bad_value("--counters and --launches", "--model FILE beside them", "none")
+    predicted = _predicted(against, gpu, options) if against else {}
+    prepared = None
+    if model is not None:
+        from wattcast.cli.measure_bridges import estimate_power, prepare_estimate
+
+        prepared = prepare_estimate(model, counters, launches, gpu, command)
     done = run_command(command, source, device, pass_output=not json)
     code, trouble = done.shell_code, None
     if save is not None:
@@ -92,7 +97,7 @@ def run(
         code = code if kept == save else code or ExitCode.FAILED
     verdict = from_launches = None
     try:  # whatever goes wrong from here on, the measurement is printed
-        from_launches = None if prepared is None else prepared(done)
+        from_launches = None if prepared is None else estimate_power(prepared, done)
         verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
         if plot is not None:
             drawn = draw_run_power(done, predicted["predictions"][0] if predicted else None)
@@ -112,31 +117,6 @@ def run(
     if trouble is not None:
         raise trouble
     raise typer.Exit(code)
-
-
-def _prepared(
-    model: Path | None, counters: Path | None, launches: Path | None, gpu: str | None, command: list[str]
-) -> Callable[[MeasuredRun], LaunchEstimate] | None:
-    """Read the files of ``--model`` before the run; return what takes the finished run."""
-
-    if model is None:
-        if counters or launches:
-            raise bad_value("--counters and --launches", "--model FILE beside them", "none")
-        return None
-    from wattcast.cli.measure_bridges import estimate_power, prepare_estimate
-
-    ready = prepare_estimate(model, counters, launches, gpu, command)
-    return lambda run: estimate_power(ready, run)
-
-
-def _check_places(save: Path | None, plot: Path | None) -> None:
-    """Refuse a bad file name or a folder that cannot be written before the run, where it costs nothing."""
-
-    if save is not None and save.suffix != ".npz":
-        raise bad_value("--save", "a name that ends in .npz", save.name)
-    for path in (save, plot):
-        if path is not None:
-            check_writable(path)
 
 
 def _predicted(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:
