@@ -301,17 +301,17 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
 
     ops = [
         {
-            "name": row.op.name,
-            "shape": {k: v for k, v in operator_to_plain(row.op).items() if k not in ("op", "count", "label")},
-            "label": row.op.label,
-            "count": row.count,
-            "flop": row.op.flop * row.count,
-            "byte": (row.op.read_byte + row.op.write_byte) * row.count,
-            "flop_per_call": row.op.flop,
-            "read_byte_per_call": row.op.read_byte,
-            "write_byte_per_call": row.op.write_byte,
+            "name": op.name,
+            "shape": {k: v for k, v in operator_to_plain(op).items() if k not in ("op", "count", "label")},
+            "label": op.label,
+            "count": calls,
+            "flop": op.flop * calls,
+            "byte": (op.read_byte + op.write_byte) * calls,
+            "flop_per_call": op.flop,
+            "read_byte_per_call": op.read_byte,
+            "write_byte_per_call": op.write_byte,
         }
-        for row in count_operators(graph)
+        for op, calls in count_operators(graph).items()
     ]
     return {
         "name": graph.name,
@@ -348,8 +348,8 @@ def _print(env: Environment, graph: Graph, about: dict[str, Any] | None, held: d
     console.print(head)
     rows = new_table("operator", "where", "calls", "FLOP", "bytes")
     rows.columns[1].justify = "left"
-    ranked = count_operators(graph)
-    for op, count in ((row.op, row.count) for row in ranked[:MOST_ROWS]):
+    ranked = list(count_operators(graph).items())
+    for op, count in ranked[:MOST_ROWS]:
         work = show(op.flop * count, "flop", 3), show((op.read_byte + op.write_byte) * count, "byte", 3)
         rows.add_row(escape(str(op)), escape(op.label), str(count), *work)
     if len(ranked) > MOST_ROWS:

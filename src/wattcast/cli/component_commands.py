@@ -96,21 +96,29 @@ def power_trace(
     if save_config is not None:
         chip = find_measured_chip(config)
         write_architecture(measured_architecture(chip) if chip else read_architecture(config), save_config)
-    as_given = {name: value for name, value in ctx.params.items() if name in TraceRequest.__dataclass_fields__}
     request = TraceRequest(
-        **as_given
-        | {
-            "compat": SimulatorDialect(resolve_name("dialect", compat, list(SimulatorDialect))) if compat else None,
-            "components": tuple(components or ()),
-            "figure": figure or plot is not None,
-        },
-        architecture=config,
-        sm_count=sms,
-        clock_hz=parse(clock, "Hz", "--clock") if clock else None,
-        sample_cycle=sample_cycles,
-        compress=gzip,
-        follow_s=parse(follow, "s", "--follow") if follow else 0.0,
-        stamped=date_stamp,
+        trace,
+        config,
+        energies,
+        out,
+        SimulatorDialect(resolve_name("dialect", compat, list(SimulatorDialect))) if compat else None,
+        simulator_config,
+        kernels,
+        tuple(components or ()),
+        dvfs,
+        leakage,
+        gate_idle_sms,
+        threads_per_warp,
+        sms,
+        parse(clock, "Hz", "--clock") if clock else None,
+        sample_cycles,
+        steady,
+        gzip,
+        parquet,
+        figure or plot is not None,
+        parse(follow, "s", "--follow") if follow else 0.0,
+        date_stamp,
+        ran_with,
     )
     source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
     if source is CounterSource.AUTO:

@@ -117,8 +117,8 @@ def designs(
     objectives = tuple(name.strip() for name in front.split(","))
     done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
     columns = [report.find_column(done, word) for word in axes]
-    figure = partial(report.draw_heat_map, **dict(zip(("x", "y", "value"), columns, strict=False)))
-    env.show(done, json, report.sweep_json, report.print_sweep, plot, figure if axes else report.draw_pareto_front)
+    figure = partial(report.draw_heat_map, columns=columns) if axes else report.draw_pareto_front
+    env.show(done, json, report.sweep_json, report.print_sweep, plot, figure)
 
 
 @explore_app.command("fleet")

@@ -260,21 +260,25 @@ def draw_pareto_front(done: SweepResult) -> Figure:
     return _label_sweep(figure, done, x, y)
 
 
-def draw_heat_map(done: SweepResult, x: str, y: str, value: str = "energy_j") -> Figure:
-    """Draw the least ``value`` at each pair of two axes, whatever the other axes are, of the points shown."""
+def draw_heat_map(done: SweepResult, columns: Sequence[str]) -> Figure:
+    """Draw the least value at each pair of two axes, whatever the other axes are, of the points shown.
+
+    ``columns`` are the two axes and the value, which is the energy where it is not named.
+    """
+    x, y, value = (*columns, "energy_j")[:3]
     for name in (x, y, value):
         if name not in done.summary.shown:
             raise bad_value("heat map", f"columns among {', '.join(done.summary.shown)}", name)
     shown = done.summary.shown
-    columns, at_x = np.unique(shown[x], return_inverse=True)
+    across, at_x = np.unique(shown[x], return_inverse=True)
     lines, at_y = np.unique(shown[y], return_inverse=True)
-    if columns.size * lines.size > 250_000:
-        raise bad_value("heat map", "two axes of a grid", f"{columns.size} by {lines.size} different values")
-    least = np.full((lines.size, columns.size), np.inf)
+    if across.size * lines.size > 250_000:
+        raise bad_value("heat map", "two axes of a grid", f"{across.size} by {lines.size} different values")
+    least = np.full((lines.size, across.size), np.inf)
     np.minimum.at(least, (at_y, at_x), _scaled(value, shown[value]))
     figure, axes = new_axes(7.0, 5.0)
     seen = np.ma.masked_invalid(least)
-    mesh = axes.pcolormesh(_scaled(x, columns), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
+    mesh = axes.pcolormesh(_scaled(x, across), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
     figure.colorbar(mesh, label=f"Least {axis_label(value).lower() if value != 'energy_j' else 'energy (J)'}")
     return _label_sweep(figure, done, x, y)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import bad_value, unknown_name
@@ -175,31 +174,6 @@ def draw_clock_sweeps(
         axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False)
     return add_caption(figure, f"a ring marks where the configuration settles; {source}")
-
-
-def draw_against_measured(
-    measured: npt.ArrayLike, predicted: npt.ArrayLike, kinds: Sequence[str], unit: str, title: str, source: str
-) -> Figure:
-    """Draw predicted over measured on logarithmic axes: the line is equality, dashes are 10 % off."""
-    x, y = np.asarray(measured, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
-    known = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
-    if not known.any():
-        raise bad_value("predicted against measured", "rows with both", "none")
-    figure, axes = new_axes(6.4, 6.0)
-    family = np.array(kinds)
-    for index, kind in enumerate(dict.fromkeys(family[known])):
-        at = known & (family == kind)
-        error = float(np.mean(np.abs(y[at] / x[at] - 1.0)))
-        axes.plot(x[at], y[at], FAMILY_MARKS[index % 10], ms=3, alpha=0.6, color=SERIES_COLOURS[index % 8],
-                  label=f"{kind}: {error:.1%} ({at.sum()})")  # fmt: skip
-    ends = np.array([min(x[known].min(), y[known].min()), max(x[known].max(), y[known].max())])
-    axes.plot(ends, ends, color=PREDICTED, lw=1.2)
-    for factor in (0.9, 1.1):
-        axes.plot(ends, factor * ends, color=PREDICTED, lw=0.7, ls="--")
-    axes.set(xscale="log", yscale="log", xlabel=f"Measured ({unit})", ylabel=f"Predicted ({unit})")
-    axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, title="mean absolute error (rows)")
-    return add_caption(figure, f"dashes are 10 % off; {source}")
 
 
 def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:

@@ -17,7 +17,6 @@ from wattcast.fit.held_out import HeldOutRows
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure, save_figure
-from wattcast.report.prediction_figures import draw_against_measured
 from wattcast.validate.ledger import load_held_out
 from wattcast.validate.model_checks import compare_models
 
@@ -30,11 +29,11 @@ OURS, DOT = "#332288", "#000000"  # Tol's muted set (2021): not the colours of m
 
 def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") -> list[Path]:
     """Save every figure whose data are there into ``folder``; in the repository, also those after paper 003."""
-    held, study = load_held_out(gpu), load_study("validation_figures")
+    study = load_study("validation_figures")
     makers: dict[str, Callable[[], Figure | None]] = {
-        "validation-latency": lambda: draw_latency_by_family(held, gpu),
-        "validation-power": lambda: draw_power_by_family(held, gpu),
-        **({} if study is None else study.list_figures(held, gpu)),
+        "validation-latency": lambda: draw_held_out("latency", gpu),
+        "validation-power": lambda: draw_held_out("power", gpu),
+        **({} if study is None else study.list_figures(load_held_out(gpu), gpu)),
         "validation-models": lambda: draw_whole_models(gpu),
     }
     made: list[Path] = []
@@ -46,26 +45,21 @@ def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") ->
     return made
 
 
-def draw_latency_by_family(held: HeldOutRows, gpu: str) -> Figure:
-    """Draw predicted against measured latency of held-out bursts, one panel per family."""
-    at = is_random_kind(held, "burst")
-    return _by_family(held, at, held.predicted_latency_s * 1e6, held.latency_s * 1e6, "latency (µs)", 0.15, gpu, True)
+HELD_OUT_QUANTITIES = {  # kind of rows, column and its scale, what axes say, share of the band, whether in logarithms
+    "latency": ("burst", "latency_s", 1e6, "latency (µs)", 0.15, True),
+    "power": ("sustained", "power_w", 1.0, "power (W)", 0.05, False),
+    "clock": ("sustained", "clock_hz", 1e-6, "clock (MHz)", 0.05, False),
+}
 
 
-def draw_power_by_family(held: HeldOutRows, gpu: str) -> Figure:
-    """Draw predicted against measured power of held-out sustained rows, one panel per family."""
-    at = is_random_kind(held, "sustained") & np.isfinite(held.power_w)
-    return _by_family(held, at, held.predicted_power_w, held.power_w, "power (W)", 0.05, gpu, False)
-
-
-def is_random_kind(held: HeldOutRows, kind: str) -> Mask:
-    """Tell which rows are of a kind and ran on random data."""
-    return np.asarray((np.array(held.kind) == kind) & (np.array(held.data) == "random"))
-
-
-def _by_family(
-    held: HeldOutRows, at: Mask, said: Array, true: Array, what: str, band: float, gpu: str, logarithmic: bool
-) -> Figure:
+def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
+    """Draw predicted against measured kernels that were held out of the fit, on random data, one panel per family."""
+    if quantity not in HELD_OUT_QUANTITIES:
+        raise unknown_name("quantity", quantity, HELD_OUT_QUANTITIES, f"Known: {', '.join(HELD_OUT_QUANTITIES)}.")
+    kind, column, scale, what, band, logarithmic = HELD_OUT_QUANTITIES[quantity]
+    held = load_held_out(gpu)
+    true, said = getattr(held, column) * scale, getattr(held, f"predicted_{column}") * scale
+    at = is_random_kind(held, kind) & np.isfinite(true)
     families = list(dict.fromkeys(held.family))
     figure = new_figure(11.0, 5.8)
     panels = figure.subplots(2, -(-len(families) // 2)).ravel()
@@ -80,6 +74,11 @@ def _by_family(
     figure.supylabel(f"Predicted {what}")
     figure.suptitle(f"Measured {what} across, predicted up; line: equal; band: ±{band:.0%}", fontsize=10)
     return add_caption(figure, describe_rows(gpu, "held-out predictions, five folds by shape"))
+
+
+def is_random_kind(held: HeldOutRows, kind: str) -> Mask:
+    """Tell which rows are of a kind and ran on random data."""
+    return np.asarray((np.array(held.kind) == kind) & (np.array(held.data) == "random"))
 
 
 def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logarithmic: bool) -> None:
@@ -123,24 +122,3 @@ def describe_rows(gpu: str, note: str) -> str:
     bundle = shipped_bundle(gpu)
     known = [bundle.provenance.source, bundle.provenance.device, bundle.provenance.date] if bundle else []
     return f"{gpu}: {note}. {', '.join(text for text in known if text)}"
-
-
-HELD_OUT_QUANTITIES = {
-    "latency": ("latency_s", "µs", 1e6),
-    "power": ("power_w", "W", 1.0),
-    "clock": ("clock_hz", "MHz", 1e-6),
-}
-
-
-def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
-    """Draw held-out kernels on random data: latency of bursts, power and clock of sustained runs."""
-    if quantity not in HELD_OUT_QUANTITIES:
-        raise unknown_name("quantity", quantity, HELD_OUT_QUANTITIES, f"Known: {', '.join(HELD_OUT_QUANTITIES)}.")
-    held = load_held_out(gpu)
-    burst = np.array(held.kind) == "burst"
-    at = (np.array(held.data) == "random") & (burst if quantity == "latency" else ~burst)
-    column, unit, scale = HELD_OUT_QUANTITIES[quantity]
-    measured, predicted = getattr(held, column)[at] * scale, getattr(held, f"predicted_{column}")[at] * scale
-    title = f"{quantity} of {gpu} kernels on shapes held out of the fit"
-    kinds = np.array(held.family)[at].tolist()
-    return draw_against_measured(measured, predicted, kinds, unit, title, "out of fold, five folds by shape")

@@ -69,14 +69,6 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class OperatorCount:
-    """A distinct operator and how often the graph calls it."""
-
-    op: Operator
-    count: int
-
-
-@dataclass(frozen=True)
 class GraphTotals:
     """Work of a whole graph. Products are matrix products, convolutions and attention.
 
@@ -91,22 +83,22 @@ class GraphTotals:
     byte: float
 
 
-def count_operators(graph: Graph) -> list[OperatorCount]:
-    """Return each distinct operator once, in order of first use, with the number of its calls."""
+def count_operators(graph: Graph) -> dict[Operator, int]:
+    """Return how often each distinct operator is called, in order of first use."""
     count: dict[Operator, int] = {}
     for op, calls in graph.calls():
         count[op] = count.get(op, 0) + calls
-    return [OperatorCount(op, calls) for op, calls in count.items()]
+    return count
 
 
 def compute_totals(graph: Graph) -> GraphTotals:
     """Sum calls, arithmetic and bytes over the whole graph."""
-    rows = count_operators(graph)
-    products = [row for row in rows if row.op.is_product]
+    count = count_operators(graph)
+    products = [(op, calls) for op, calls in count.items() if op.is_product]
     return GraphTotals(
-        calls=sum(row.count for row in rows),
+        calls=sum(count.values()),
         flop=graph.flop,
-        product_flop=sum(row.op.flop * row.count for row in products),
-        product_flop_dense=sum(row.op.flop_dense * row.count for row in products),
+        product_flop=sum(op.flop * calls for op, calls in products),
+        product_flop_dense=sum(op.flop_dense * calls for op, calls in products),
         byte=graph.byte,
     )
