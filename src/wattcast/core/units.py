@@ -216,17 +216,17 @@ class Dtype(StrEnum):
     @classmethod
     def parse(cls, name: str) -> Dtype:
         """Return the format called ``name``, or raise an error with the nearest names."""
-        found = cls.find(name)
+        found = cls.recognise(name)
         if found is None:
             raise unknown_name("dtype", name, list(cls), f"Known: {', '.join(cls)}.")
         return found
 
     @classmethod
-    def find(cls, name: str) -> Dtype | None:
+    def recognise(cls, name: str) -> Dtype | None:
         """Return the format that Wattcast, PyTorch or ONNX calls ``name``, None where it is no format.
 
-        >>> Dtype.find("torch.bfloat16"), Dtype.find("c10::Half"), Dtype.find("unsigned char"), Dtype.find("Scalar")
-        (<Dtype.BF16: 'bf16'>, <Dtype.FP16: 'fp16'>, <Dtype.INT8: 'int8'>, None)
+        >>> [Dtype.recognise(name) for name in ("torch.bfloat16", "c10::Half", "Scalar")]
+        [<Dtype.BF16: 'bf16'>, <Dtype.FP16: 'fp16'>, None]
         """
         folded = name.lower().removeprefix("torch.").removeprefix("c10::")
         folded = _DTYPE_ALIASES.get(folded, folded)

@@ -82,7 +82,7 @@ def convert_onnx(model: Any, name: str, where: str) -> Graph:
 
 def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
     def dtype(code: int) -> Dtype:
-        return Dtype.find(onnx.TensorProto.DataType.Name(code)) or Dtype.FP32
+        return Dtype.recognise(onnx.TensorProto.DataType.Name(code)) or Dtype.FP32
 
     found: dict[str, Tensor] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):

@@ -114,7 +114,7 @@ def parse_profile(data: bytes, where: str) -> Graph:
     else:
         chosen = _find_outermost(nodes, unmapped)
     listed = [kinds for node in nodes if isinstance(kinds := node.event.args.get("Input type"), list)]
-    count = Counter(Dtype.find(name) for kinds in listed for name in kinds if isinstance(name, str))
+    count = Counter(Dtype.recognise(name) for kinds in listed for name in kinds if isinstance(name, str))
     main_dtype = next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
     ops = tuple(op for node in chosen for op in _map_node(node, main_dtype, unmapped))
     if not ops:
@@ -203,7 +203,7 @@ def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ..
     found: list[Any] = []
     for index, kind in enumerate(args.get("Input type", [])):
         shape, strides = recorded("Input Dims", index, []), recorded("Input Strides", index, None)
-        if isinstance(kind, str) and (dtype := Dtype.find(kind)):
+        if isinstance(kind, str) and (dtype := Dtype.recognise(kind)):
             found.append(_make_tensor(shape, strides, dtype))
         elif kind == "TensorList":
             steps = strides if strides and len(strides) == len(shape) else [None] * len(shape)

@@ -310,7 +310,7 @@ def _to_symbolic(torch: Any, value: Any) -> Any:
 def _convert_dtype(dtype: Any) -> Dtype:
     """Return our name for a format; one we have no name for is taken by its width."""
     by_width = {1: Dtype.INT8, 2: Dtype.FP16, 4: Dtype.INT32, 8: Dtype.INT64, 16: Dtype.FP64}
-    return Dtype.find(str(dtype)) or by_width[dtype.itemsize]
+    return Dtype.recognise(str(dtype)) or by_width[dtype.itemsize]
 
 
 def _default_loss(out: Any) -> Any:
