@@ -75,6 +75,7 @@ COMMANDS = {
     "host": ("lab", "fit", "host", "host.csv", "--gpu", "h200", "--out", "out"),
     "engine": ("lab", "fit", "engine", "h200/engine", "--gpu", "h200", "--out", "out"),
     "kernels": ("lab", "fit", "kernels", "h200", "--gpu", "h200", "--out", "out"),
+    "suggest": ("lab", "kernels", "--suggest", "2", "--out", "out"),
     "ledger": ("lab", "validate", "--write", "out/ledger.md"),
     "ledger plot": ("lab", "validate", "--plot", "out/plot.svg"),
     "ledger figures": ("lab", "validate", "--figures", "out", "--format", "svg"),

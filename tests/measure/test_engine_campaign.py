@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
+import os
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +18,7 @@ import pytest
 import torch
 from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
 
-from wattcast.core.errors import BadInput, UnknownName, WattcastError
+from wattcast.core.errors import BadInput, CannotWrite, UnknownName, WattcastError
 from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.measure.__main__ import main
 from wattcast.measure.engine import engine_campaign
@@ -48,6 +52,7 @@ from wattcast.measure.engine.engine_steps import (
     measure_point,
     warm_engine,
 )
+from wattcast.serving.host_times import pack_engine_folders
 
 MODEL = EngineModel("made-up", {"vocab_size": 1000, "max_position_embeddings": 4096}, held_out=True, start_s=1.0)
 
@@ -265,6 +270,51 @@ def test_rows_are_saved_and_a_second_call_skips_them(tmp_path: Path) -> None:
     assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 4
     elsewhere = EngineRequest(tmp_path / "other", 600.0, (MODEL,), done=tmp_path, smoke=True)
     assert not elsewhere.missing_ids(MODEL)
+
+
+def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(tmp_path: Path, monkeypatch) -> None:
+    """Requests and steps without their row made ``lab pack-engine`` end in an internal error."""
+    fsync, calls, fails_at = os.fsync, [0], [0]
+
+    def count_or_fail(fd: int) -> None:
+        calls[0] += 1
+        if calls[0] == fails_at[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", count_or_fail)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # most of the time of a stand-in's row
+    monkeypatch.setattr("wattcast.serving.host_times.COMPILING_S", 0.0)  # every run looks up its row
+
+    def measure(out: Path) -> None:
+        calls[0] = 0
+        session_of(EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3)).measure_all()
+
+    def pack(out: Path) -> tuple[list[str], int, int]:
+        Journal(out / "runs.jsonl", key="run").append({"run": "run-1", "card_uuid": "GPU-1"})
+        found = pack_engine_folders([out], out / "packed")
+        return [row["id"] for row in found.rows], len(found.requests), len(found.serving_steps)
+
+    measure(tmp_path / "whole")
+    writes, whole = calls[0], pack(tmp_path / "whole")
+    assert writes >= 7
+    for failing in range(1, writes + 1):
+        out, fails_at[0] = tmp_path / f"fails-{failing}", failing
+        with pytest.raises(CannotWrite, match="No space left"):
+            measure(out)
+        fails_at[0] = 0
+        if (out / "rows.jsonl").exists():
+            assert len(pack(out)[0]) == min(failing - 1, 3)
+        measure(out)  # goes on where it stopped
+        assert pack(out) == whole
+
+
+def test_a_model_that_was_broken_off_is_told_by_the_exit_code(tmp_path: Path, monkeypatch) -> None:
+    counts = Counter({"models broken off": 1})
+    monkeypatch.setattr(engine_campaign, "run_engine_campaign", lambda _: counts)
+    assert main(["engine", "--smoke", "--out", str(tmp_path)]) == 1
+    counts.clear()
+    assert main(["engine", "--smoke", "--out", str(tmp_path)]) == 0
 
 
 def test_an_engine_with_experts_gets_weights_that_tell_tokens_apart(tmp_path: Path, monkeypatch) -> None:

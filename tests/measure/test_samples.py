@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import synthetic
 
-from wattcast.core.errors import Refused
+from wattcast.core.errors import CannotWrite, Refused
 from wattcast.measure.energy_samples import (
     CounterTicks,
     EnergySamples,
+    SampleRing,
     find_ticks,
     name_throttle_reasons,
     unwrap_counter,
@@ -209,3 +214,15 @@ def test_a_stopped_counter_says_for_how_long_and_what_it_counted() -> None:
     found = summarise_window("run", EnergySamples(samples.rows[samples["time_s"] < 4.05]), 1.0, 9.0)
     assert found.unmeasured_s == pytest.approx(5.0, abs=0.01)
     assert found.flags[-2:] == ("counter stopped 5.00 s before the end", "900 J counted until then")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no posix_fallocate on this system")
+def test_a_full_disk_under_the_samples_is_told_before_anything_runs(tmp_path: Path, monkeypatch) -> None:
+    """The file was left sparse: the first sample that found no room ended the process with SIGBUS."""
+
+    def fill(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    with pytest.raises(CannotWrite, match="No space left"):
+        SampleRing.create(tmp_path / "samples", 64)

@@ -34,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     except WattcastError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return int(error.exit_code)
+    except OSError as error:  # a disk that fails where nothing is saved, such as under a log
+        print(f"{error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        return int(ExitCode.FAILED)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     if result.note:

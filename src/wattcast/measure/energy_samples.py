@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import read_arrays
-from wattcast.core.errors import BadInput, clip_text
+from wattcast.core.errors import BadInput, CannotWrite, clip_text
 from wattcast.core.whole_files import write_whole
 
 COLUMNS = (
@@ -45,8 +46,13 @@ class SampleRing:
     def create(cls, path: Path, capacity: int = 2**19) -> SampleRing:
         """A fresh ring of ``capacity`` rows."""
         size = _HEADER * 8 + capacity * len(COLUMNS) * 8
-        with path.open("wb") as stream:
-            stream.truncate(size)
+        try:
+            with path.open("wb") as stream:
+                stream.truncate(size)
+                if hasattr(os, "posix_fallocate"):  # a page that a full disk has no room for would end the process
+                    os.posix_fallocate(stream.fileno(), 0, size)
+        except OSError as error:
+            raise CannotWrite(path, error) from error
         ring = cls._map_file(path, capacity)
         ring.header[[MAGIC, CAPACITY]] = _MAGIC, capacity
         return ring

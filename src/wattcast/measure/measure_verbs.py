@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from wattcast.core.errors import CannotWrite, bad_value
+from wattcast.core.errors import CannotWrite, ExitCode, bad_value
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import hold_folder, write_whole
 
@@ -184,7 +184,8 @@ def engine(
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
     lines = [*engine_campaign.describe_rows(out), *(f"{name}: {count}" for name, count in counts.items())]
-    return VerbResult(counts, "\n".join(lines))
+    code = ExitCode.FAILED if counts.get("models broken off") else ExitCode.OK
+    return VerbResult(counts, "\n".join(lines), exit_code=code)
 
 
 def counters(

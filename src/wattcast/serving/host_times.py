@@ -7,7 +7,7 @@ one graph a layer; a larger step launches every operator by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -86,11 +86,9 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
             if not {"id", "kind", "model"} <= row.keys():
                 raise bad_value(f"{folder}/rows.jsonl", "rows with id, kind and model", ", ".join(row) or "none")
             by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row.get("run"), "")}
-        if not (folder / "requests.jsonl").exists():
-            continue
-        for request in read_lines(folder / "requests.jsonl"):
+        for request in _lines_of_rows(folder / "requests.jsonl", by_id):
             requests[request["run"], request["number"]] = request
-        for columns in read_lines(folder / "steps.jsonl"):
+        for columns in _lines_of_rows(folder / "steps.jsonl", by_id):
             names = [name for name in columns if name != "run"]
             values = zip(*(columns[name] for name in names), strict=True)
             if max(columns.get("launch_s", (0.0,))) > COMPILING_S:
@@ -107,6 +105,11 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
         for name, table in zip(tables, (found.rows, found.requests, found.serving_steps), strict=True):
             write_table(out / name, list(table))
     return found
+
+
+def _lines_of_rows(path: Path, by_id: Mapping[str, Plain]) -> list[Plain]:
+    """Return the lines of serving runs whose rows are on file; a full disk may have kept a run from its row."""
+    return [line for line in read_lines(path) if line["run"] in by_id] if path.exists() else []
 
 
 def _flatten_row(row: Plain) -> Plain:
