@@ -86,6 +86,7 @@ class CodeChange:
     factor: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     added: Mapping[str, UnitWork] = field(default_factory=dict)
     wait: float = 1.0
+    unsure: bool = False  # nothing may be gained, as far as the profile tells
 
     def apply(self, work: Mapping[str, UnitWork]) -> dict[str, UnitWork]:
         """Return the work of all units after the change."""
@@ -120,7 +121,7 @@ def predict_time_s(
     """Return the time T' of a kernel whose units have the work ``after`` and whose waiting is scaled by ``wait``.
 
     T'^p = N'^p + W'^p with W' = W·``wait``·(q·N'/N + 1 - q) and q the share of W that is queueing (``queued``, or
-    ``queued_share``). Where the units alone explain more than the measured time, T' = T·N'/N.
+    ``queued_share``). Where the units still explain more than the measured time, T' = T·N'/N.
     """
     before_s, after_s = combine_units_s(profile.work, exponent), combine_units_s(after, exponent)
     if before_s <= 0.0:
@@ -151,6 +152,7 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
     ways = [(exponent, queued) for exponent in EXPONENTS for queued in (0.5 * q, q)]
     spread = [predict_time_s(profile, work, wait, *way) / profile.time_s for way in ways]
     spread += [max(time, 1e-9) ** power for power in LIKELY_POWERS]
+    spread += [1.0] * all(change.unsure for change in changes)
     there = replace(profile, work=work, time_s=profile.time_s * time)
     energy = there.energy_j / profile.energy_j
     return TuningAdvice(
@@ -322,9 +324,14 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
 
 
 def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Bytes that the L2 gives again and again could stay in the L1; those of the L1, in a tile of shared memory."""
+    """Bytes that the L2 gives again and again could stay in the L1; those of the L1, in a tile of shared memory.
+
+    The L1 serves one SM, and a profile does not tell which SM wants a byte again. If all that want it are of one
+    block, L2 gives it once instead of r times; if each is of another block, r times as before. Neighbours along a row
+    share a block and those of other rows do not, as a rule, so the geometric mean is taken: √r times.
+    """
     m, factor, wait = p.metrics, {}, 1.0
-    again = 1.0 - m[READ] / m[FROM_L2] if m[FROM_L2] > 0.0 else 0.0
+    again = 1.0 - (m[READ] / m[FROM_L2]) ** 0.5 if 0.0 < m[READ] < m[FROM_L2] else 0.0
     hit = m[HITS] / m[SECTORS] if m[SECTORS] > 0.0 else 0.0
     if again >= 0.5 and "l2" in p.work and p.work["l2"].seconds >= 0.02 * p.time_s:
         factor["l2"] = (1.0 - again * m[FROM_L2] / (m[FROM_L2] + m[TO_L2]),) * 2
@@ -337,7 +344,7 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     seen = (
         f"{hit:.0%} of the sectors loaded are in the L1, L2 gives {m[FROM_L2] / max(m[READ], 1.0):.1f} times DRAM's"
     )
-    return CodeChange("caching", seen, factor, wait=wait)
+    return CodeChange("caching", seen, factor, wait=wait, unsure="l2" in factor)
 
 
 def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
