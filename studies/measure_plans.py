@@ -16,8 +16,7 @@ from typing import Any
 
 from wattcast.core.units import Dtype
 from wattcast.measure.campaigns import kernel_plan
-from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
+from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, spec_from_operator
 
 try:
     from studies.kernel_plan_draws import draw_log_uniform, read_convolutions, read_transformers

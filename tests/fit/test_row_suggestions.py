@@ -18,9 +18,8 @@ from wattcast.fit.kernel_rows import KernelRows
 from wattcast.fit.row_suggestions import RowCandidate, suggest_rows
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.measure.campaigns.kernel_campaign import read_listed
-from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import read_kernel_plan, spec_from_operator
 from wattcast.measure.campaigns.operator_rows import KernelCampaign
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.predictor.bundle import bundle_for
 
 WEIGHTS = RunCondition("nt", "weights", "")

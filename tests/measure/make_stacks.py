@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import wattcast.measure.campaigns as measured
+from wattcast.measure.campaigns.kernel_plan import spec_from_operator
 from wattcast.measure.campaigns.model_runs import ModelDims
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.operator_base import Operator

@@ -10,9 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from wattcast.measure.campaigns.elementwise_calls import DROPPED, CallBuilder, OperandPools
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, spec_from_operator
 from wattcast.measure.campaigns.operator_calls import build_call
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
 
 POOL = {"bf16": 2**24, "fp16": 2**22, "fp32": 2**25}
 F = torch.nn.functional

@@ -34,9 +34,14 @@ from wattcast.fit.row_suggestions import suggest_rows as suggest
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.measure.campaigns.kernel_campaign import write_listed
-from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, OperatorSpec, read_kernel_plan
+from wattcast.measure.campaigns.kernel_plan import (
+    LARGEST_BYTE,
+    LONGEST_S,
+    OperatorSpec,
+    read_kernel_plan,
+    spec_from_operator,
+)
 from wattcast.measure.campaigns.nsight_counters import make_collect_command
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.database_files import make_workload_form
 from wattcast.measure.energy_samples import find_ticks
 from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_window

@@ -33,7 +33,7 @@ class TorchDevice:
         self.stream = torch.cuda.Stream()
 
     def mark(self) -> Any:
-        """A fresh timing event, recorded now on the stream."""
+        """Return a fresh timing event, recorded now on the stream."""
         event = self.torch.cuda.Event(enable_timing=True)
         event.record(self.stream)
         return event
@@ -43,7 +43,7 @@ class TorchDevice:
         self.torch.cuda.synchronize()
 
     def recover(self) -> None:
-        """After a failed row: give cached memory back. A broken context raises here."""
+        """Give cached memory back after a failed row; a broken context raises here."""
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
 
@@ -108,7 +108,7 @@ class Campaign:
         return self.deadline_s - time.monotonic()
 
     def journal(self, kind: str, key: str = "id") -> Journal:
-        """The file of one kind of row."""
+        """Return the file of one kind of row."""
         return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl", key=key))
 
     def record(self, kind: str, blank: Row, make: Callable[[], Row], label: str = "") -> Row | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wattcast.core.errors import BadInput, unknown_name
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")
 _ALIGN_BYTE = 512
@@ -56,7 +56,7 @@ class OperandPools:
         self._next = dict.fromkeys(self._pools, 0)
 
     def take(self, dtype: str, *shape: int) -> Any:
-        """A contiguous view of ``shape``."""
+        """Return a contiguous view of ``shape``."""
         name = "fp32" if dtype == "tf32" else dtype
         pool, start, size = self._pools[name], self._next[name], math.prod(shape)
         step = _ALIGN_BYTE // pool.element_size()
@@ -105,7 +105,7 @@ class OperatorCall:
     set_byte: int  # what each set adds
 
     def footprint_byte(self, copies: int) -> int:
-        """Bytes that ``copies`` copies touch."""
+        """Return the bytes that ``copies`` copies touch."""
         return self.fixed_byte + self.set_byte * min(self.sets, copies)
 
 
@@ -118,19 +118,19 @@ class CallBuilder:
     l2_byte: float
 
     def sets(self, spec: OperatorSpec, byte: float, rotate: bool) -> int:
-        """Operand sets so that ``byte`` each pass three times the L2; one when not rotating."""
+        """Return how many operand sets of ``byte`` each exceed three times the L2; one when not rotating."""
         if not rotate:
             return 1
         return max(1, min(math.ceil(L2_TIMES * self.l2_byte / max(byte, 1.0)), MOST_SETS))
 
     def image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
-        """(pictures, channels, rows, columns), channels outermost or innermost in memory."""
+        """Return (pictures, channels, rows, columns) with channels outermost or innermost in memory."""
         if channels_last:
             return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
         return self.operands.take(dtype, n, c, h, w)
 
     def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Stride, padding and dilation of a convolution's rows and columns, and the sides of its output."""
+        """Return stride, padding and dilation of a convolution's rows and columns, and the sides of its output."""
         stride, wide = [o["stride"], o.get("stride_w") or o["stride"]], o.get("padding_w")
         padding, dilation = [o["padding"], o["padding"] if wide is None else wide], 2 * [o.get("dilation", 1)]
         sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
@@ -138,7 +138,7 @@ class CallBuilder:
         return stride, padding, dilation, out
 
     def heads(self, spec: OperatorSpec, batch: int, heads: int, length: int, dim: int) -> Any:
-        """(batch, heads, length, dim): from a projection (bshd in memory) or a cache (bhsd)."""
+        """Return (batch, heads, length, dim) as it comes from a projection (bshd in memory) or a cache (bhsd)."""
         if spec.layout == "bhsd":
             return self.operands.take(spec.operator["dtype"], batch, heads, length, dim)
         return self.operands.take(spec.operator["dtype"], batch, length, heads, dim).transpose(1, 2)
@@ -150,7 +150,7 @@ _TENSORS = 16  # of a list of parameters
 
 
 def _columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """A sum over rows, so that neighbours in memory belong to different results: the gradient of a bias."""
+    """Sum over rows, so that neighbours in memory belong to different results, as in the gradient of a bias."""
     d = spec.detail
     view = builder.operands.take(spec.operator["dtype"], d["cols"], d["rows"])
     reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[spec.operator["function"]]
@@ -158,7 +158,7 @@ def _columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _append(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """A cache and what is new behind it, (batch, heads, length, dim); strided: new is a slice of one projection."""
+    """Put new keys behind a cache, (batch, heads, length, dim); strided: the new ones are a slice of a projection."""
     torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
     rows, last = d["rows"], d["last"]
     heads = next(h for h in range(min(_MOST_HEADS, rows), 0, -1) if rows % h == 0)
@@ -174,7 +174,7 @@ def _append(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _join(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Parts of like size side by side; one part alone is a cache's first, keys as a projection leaves them."""
+    """Join parts of like size; one part alone is what a cache begins with, keys as a projection leaves them."""
     torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
     rows, cols, last = d["rows"], d["cols"], d["last"]
     if last < cols:
@@ -188,7 +188,7 @@ def _join(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _scatter(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Gradient of a table of embeddings as tall as the pick."""
+    """Compute the gradient of a table of embeddings that is as tall as the pick."""
     torch, d = builder.torch, spec.detail
     grad = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
     index = torch.randint(0, d["rows"], (d["rows"],), device=grad.device)
@@ -197,7 +197,7 @@ def _scatter(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _batch_norm(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Batch norm by running statistics, by the batch's own, or its gradient; as PyTorch chooses the library."""
+    """Run batch norm by running statistics, by the batch's own, or its gradient, by the library PyTorch chooses."""
     torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
     aten, function = torch.ops.aten, spec.operator["function"]
     side, across = d["high"], d["wide"]
@@ -219,7 +219,7 @@ def _batch_norm(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _pool(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """The largest of each window with its place, or its gradient."""
+    """Take the largest of each window with its place, or compute the gradient."""
     d, dtype = spec.detail, spec.operator["dtype"]
     aten = builder.torch.ops.aten
     x = builder.image(dtype, 1, d["planes"], d["side"], d["side"], False)
@@ -234,7 +234,7 @@ def _pool(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _dropout(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Random zeros with the mask beside the result, or the gradient through that mask."""
+    """Set random elements to zero and write the mask too, or compute the gradient through that mask."""
     torch, d = builder.torch, spec.detail
     x = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
     aten = torch.ops.aten
@@ -245,7 +245,7 @@ def _dropout(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _adamw(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """One fused AdamW step over a list of tensors; copies, since it writes to what it reads."""
+    """Run one fused AdamW step over a list of tensors, which are copies, since it writes to what it reads."""
     torch, n = builder.torch, spec.operator["n"]
     dtype = torch_dtype(torch, spec.operator["dtype"])
     sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
@@ -280,26 +280,15 @@ def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _function(torch: Any, spec: OperatorSpec) -> Apply:
-    functional = torch.nn.functional
+    """Return PyTorch's function; most have our name, and gradients that of ATen's backward functions."""
+    functional, aten, name = torch.nn.functional, torch.ops.aten, spec.operator["function"]
     out = torch_dtype(torch, spec.operator.get("out_dtype", spec.operator["dtype"]))
-    table: dict[str, Apply] = {
+    others: dict[str, Apply] = {
         "scale": lambda x: x * 0.125,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "silu": functional.silu,
-        "relu": functional.relu,
-        "tanh": torch.tanh,
-        "exp": torch.exp,
-        "sigmoid": torch.sigmoid,
-        "neg": torch.neg,
-        "square": torch.square,
-        "rsqrt": torch.rsqrt,
+        "shift": lambda x: x + 0.5,
         "pow": lambda x: x.pow(3),
-        "add": torch.add,
-        "mul": torch.mul,
-        "sub": torch.sub,
-        "div": torch.div,
-        "maximum": torch.maximum,
+        "cube": lambda x: x**3,
+        "fill": lambda x: torch.full_like(x, 0.5),
         "cast": lambda x: x.to(out),
         "copy": lambda x: x.clone(memory_format=torch.contiguous_format),
         "sum": lambda x: x.sum(-1),
@@ -307,33 +296,22 @@ def _function(torch: Any, spec: OperatorSpec) -> Apply:
         "max": lambda x: x.amax(-1),
         "masked_fill": lambda x, mask: x.masked_fill(mask, 0.0),
         "where": lambda x, y, mask: torch.where(mask, x, y),
-        "shift": lambda x: x + 0.5,
-        "cube": lambda x: x**3,
-        "sqrt": torch.sqrt,
-        "log": torch.log,
-        "abs": torch.abs,
-        "sin": torch.sin,
-        "cos": torch.cos,
-        "hardswish": functional.hardswish,
-        "fill": lambda x: torch.full_like(x, 0.5),
-        "relu_grad": lambda g, y: torch.ops.aten.threshold_backward(g, y, 0),
-        "tanh_grad": torch.ops.aten.tanh_backward,
-        "sigmoid_grad": torch.ops.aten.sigmoid_backward,
-        "gelu_grad": torch.ops.aten.gelu_backward,
-        "gelu_tanh_grad": lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
-        "silu_grad": torch.ops.aten.silu_backward,
-        "hardswish_grad": torch.ops.aten.hardswish_backward,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "gelu_tanh_grad": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+        "relu_grad": lambda g, y: aten.threshold_backward(g, y, 0),
     }
-    return table[spec.operator["function"]]
-
-
-_BINARY = ("add", "mul", "sub", "div", "maximum")
-GRADIENTS = ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "hardswish_grad")
-MORE_UNARY = ("shift", "cube", "sqrt", "log", "abs", "sin", "cos", "hardswish", "fill")
+    if name in others:
+        return others[name]
+    found: Apply = (
+        getattr(aten, name.removesuffix("_grad") + "_backward")
+        if name.endswith("_grad")
+        else getattr(torch, name, None) or getattr(functional, name)
+    )
+    return found
 
 
 def _inputs(spec: OperatorSpec) -> int:
-    return 2 if spec.operator["function"] in (*_BINARY, *GRADIENTS) else 1
+    return 2 if spec.operator["function"] in (*BINARY, *GRADIENTS) else 1
 
 
 def _sizes(spec: OperatorSpec) -> tuple[str, int, int]:
@@ -348,7 +326,7 @@ def _contiguous(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _strided(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Operands are column slices of tensors twice as wide, as q, k, v in one projection."""
+    """Take operands that are column slices of tensors twice as wide, as q, k and v in one projection are."""
     torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
     function = spec.operator["function"]
     if function == "cat":
@@ -361,7 +339,7 @@ def _strided(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """One operand is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
+    """Take one operand that is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
     dtype, rows, cols = _sizes(spec)
     groups = spec.detail.get("groups", 1)
     whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
@@ -384,12 +362,12 @@ def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """The first operand walks memory across its rows; with ``inner`` > 1 runs of that many stay together."""
+    """Walk over the first operand across its rows; with ``inner`` > 1 runs of that many elements stay together."""
     dtype, rows, cols = _sizes(spec)
     inner = spec.detail["inner"]
     first = builder.operands.take(dtype, cols, rows // inner, inner).transpose(0, 1)
     apply = _function(builder.torch, spec)
-    if spec.operator["function"] in _BINARY:
+    if spec.operator["function"] in BINARY:
         second = builder.operands.take(dtype, rows // inner, cols, inner)
         return lambda: apply(first, second)
     if spec.operator["function"] == "cast":
@@ -400,7 +378,7 @@ def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
 
 
 def _gather(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Rows picked by a random index from a table at least as tall as the pick."""
+    """Pick rows by a random index from a table that is as tall as the pick."""
     torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
     table = builder.operands.take(dtype, rows, cols)
     index = torch.randint(0, rows, (rows,), device=table.device)

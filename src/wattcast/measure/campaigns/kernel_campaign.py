@@ -23,7 +23,7 @@ from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import OperatorBench, list_trace_events
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, spec_from_operator, take_subset
 from wattcast.measure.campaigns.operator_rows import (
     CampaignGpu,
     KernelCampaign,
@@ -31,7 +31,6 @@ from wattcast.measure.campaigns.operator_rows import (
     measure_chains,
     save_row,
 )
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import say
 
@@ -108,7 +107,7 @@ def duty_step(campaign: KernelCampaign) -> None:
 
 
 def _warm_idle_w(campaign: KernelCampaign, name: str, specs: list[OperatorSpec]) -> float:
-    """Idle power at the top clock, measured right after a load, as in the gaps of a duty cycle."""
+    """Measure idle power at the top clock right after a load, as it is in the gaps of a duty cycle."""
     bench = campaign.bench
     with contextlib.suppress(Exception):
         operator_rows.measure_burst_row(bench, specs[0])

@@ -1,7 +1,11 @@
-"""Plan the operators that the kernel campaign measures: shapes, number formats and layouts of operands.
+"""The operators that the kernel campaign measures: shapes, number formats and layouts of operands.
 
 ``studies/kernel_plan_draws.py`` drew the plan (``kernel_plan.jsonl.gz``): thousands of operators in a fixed random
 order in which every family appears early, so that a campaign may stop at any time.
+
+``spec_from_operator`` takes an operator of a workload file. Weights of linear layers and convolutions and the cache
+of decode come from DRAM, as in a model. An elementwise operator that is not contiguous is accepted where it states
+how it walks memory (``rows`` and ``run``).
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from math import isqrt
 from typing import Any
 
 from wattcast.core.errors import bad_value
+from wattcast.core.measured_rows import Plain, find_measured_call
 from wattcast.core.units import Dtype
 
 # Rough rates that only keep over-long calls out of the plan; no result depends on them.
@@ -93,7 +99,9 @@ class OperatorSpec:
 
 
 UNARY = ("scale", "gelu", "gelu_tanh", "silu", "relu", "tanh", "exp", "sigmoid", "neg", "square", "rsqrt", "pow")
+MORE_UNARY = ("shift", "cube", "sqrt", "log", "abs", "sin", "cos", "hardswish", "fill")
 BINARY = ("add", "mul", "sub", "div", "maximum")
+GRADIENTS = ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "hardswish_grad")
 LONGEST_S = 0.012  # of one call, by the planning estimate
 LARGEST_BYTE = 6e9
 
@@ -118,3 +126,207 @@ def take_subset(
         chosen = [spec for spec in specs if spec.family == family and keep(spec)][:count]
         placed += [((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)]
     return [spec for _, _, spec in sorted(placed, key=lambda item: item[:2])]
+
+
+FORMATS = ("bf16", "fp16", "fp32", "tf32", "fp8")  # of the operand pools
+_PLAIN_FUNCTIONS = (*UNARY, *MORE_UNARY, *BINARY, *GRADIENTS, "cast", "copy")
+_LEAST_PAST = 4  # times the new part: a cache, rather than two halves laid side by side
+
+
+def spec_from_operator(plain: Plain) -> OperatorSpec | None:
+    """Return the operator as the campaign runs it, or None where the campaign cannot."""
+    operator = {k: v for k, v in plain.items() if k not in ("count", "label")}
+    if not {operator.get(name, "bf16") for name in ("dtype", "out_dtype", "weight_dtype")} <= set(FORMATS):
+        return None
+    match operator["op"]:
+        case "linear":
+            return _linear(operator)
+        case "bmm":
+            wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
+            return (
+                None
+                if {"weight_dtype", "out_dtype"} & set(operator) and not wide
+                else OperatorSpec("bmm", operator, "nn")
+            )
+        case "conv2d":
+            given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
+            if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
+                return None
+            rotated = "none" if given.get("direction") == "wgrad" else "weights"
+            return OperatorSpec("conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated)
+        case "softmax" | "layernorm" | "rmsnorm":
+            fused = {"read", "write"} & set(operator)
+            return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
+        case "attention":
+            return _attention(operator)
+        case "collective":
+            return None
+        case kind if find_measured_call(kind) is not None:
+            return OperatorSpec(kind, operator)
+    return _elementwise(operator)
+
+
+def _linear(operator: Plain) -> OperatorSpec | None:
+    given = {"bias": False, **operator}
+    if given["dtype"] == "tf32":
+        given.pop("out_dtype", None)  # fp32, as its operands
+    narrow = given["dtype"] == "fp8" and given.get("out_dtype") == "bf16"
+    if "weight_dtype" in given or ("out_dtype" in given and not narrow):
+        return None
+    if given["dtype"] == "fp8" and (not narrow or any(given[name] % 16 for name in "mnk")):
+        return None
+    if given.get("turned"):
+        return None if given["dtype"] == "fp8" or given["bias"] else OperatorSpec("linear", given, "tn")
+    return OperatorSpec("linear", given, "nt", "weights")
+
+
+_CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "groups", "channels_last", "dtype")
+_MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
+
+
+def _attention(operator: Plain) -> OperatorSpec | None:
+    if "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16"):
+        return None
+    decode = operator["q_len"] == 1
+    if decode and operator.get("backward"):
+        return None
+    layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
+    return OperatorSpec("attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"})
+
+
+def _elementwise(operator: Plain) -> OperatorSpec | None:
+    """Return an elementwise operator by how its operands lie; each form knows the sizes it needs."""
+    name = operator["op"]
+    given = {**operator, "op": "elementwise", "function": name}
+    width = Dtype.parse(given["dtype"]).byte
+    if name in _OWN:
+        return _OWN[name](given, width)
+    if name in ("sum", "mean", "max"):
+        return _reduction(given, width)
+    if name == "cat":
+        return _cat(given)
+    layout = given.get("layout", "contiguous")
+    if layout == "broadcast":
+        return _broadcast(given, width)
+    if name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given):
+        return None
+    if layout == "contiguous":
+        columns = given["n"] & -given["n"]  # the largest power of two in it
+        return _spec(given, "contiguous", rows=given["n"] // columns, cols=columns)
+    rows = given.get("rows")
+    if not rows or given["n"] % rows:
+        return None
+    cols = given["n"] // rows
+    if layout == "strided":
+        return _spec(given, "strided", rows=rows, cols=cols)
+    run = given.get("run", 0)
+    return _spec(given, "transposed", rows=rows, cols=cols, inner=run) if run and rows % run == 0 else None
+
+
+def _spec(given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any) -> OperatorSpec:
+    layout = layout or given.get("layout", "contiguous")
+    return OperatorSpec("elementwise", given, layout, rotated, {"form": form, **detail})
+
+
+def _reduction(given: Plain, width: int) -> OperatorSpec | None:
+    results = given.get("write", 0) // width
+    if "read" in given or not results or given["n"] % results or "out_dtype" in given:
+        return None
+    layout = given.get("layout", "contiguous")
+    if layout == "strided":
+        return None
+    return _spec(given, "columns" if layout == "transposed" else "reduce", rows=results, cols=given["n"] // results)
+
+
+def _cat(given: Plain) -> OperatorSpec | None:
+    rows, last = given.get("rows"), given.get("run")
+    if {"read", "write"} & set(given) or not rows or not last or given["n"] % rows:
+        return None
+    cols = given["n"] // rows
+    if cols >= (_LEAST_PAST + 1) * last and cols % last == 0:  # a cache differs from layer to layer
+        return _spec(given, "append", "all", rows=rows, cols=cols, last=last)
+    strided = given.get("layout") == "strided" and last < cols
+    return _spec(given, "strided" if strided else "join", rows=rows, cols=cols, last=last)
+
+
+def _broadcast(given: Plain, width: int) -> OperatorSpec | None:
+    """Return a broadcast, whose small operand holds one element a row, or rows that serve several each."""
+    name, rows, n = given["function"], given.get("rows"), given["n"]
+    both = name in BINARY
+    if not (both or name in ("copy", "scale")) or not rows or n % rows or "out_dtype" in given:
+        return None
+    cols = n // rows
+    small = (given.get("read", 2 * n * width) - both * n * width) // width
+    if small == rows and small != cols:
+        return _spec(given, "broadcast", rows=rows, cols=cols, over="cols")
+    if small % cols == 0 and rows % (small // cols) == 0:
+        groups: Plain = {"groups": small // cols} if small > cols else {}
+        return _spec(given, "broadcast", over="rows", rows=rows, cols=cols, **groups)
+    if both and small > 1 and rows % small == 0:  # an element a channel, for every picture
+        return _spec(given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small)
+    return None
+
+
+def _gather(given: Plain, width: int) -> OperatorSpec | None:
+    rows = (given.get("read", 0) - given["n"] * width) // 8
+    if rows < 1 or given["n"] % rows or "write" in given or given["n"] < 8 * rows:
+        return None
+    return _spec(given, "gather", layout="strided", rows=rows, cols=given["n"] // rows)
+
+
+def _scatter(given: Plain, width: int) -> OperatorSpec | None:
+    rows = (given.get("read", 0) - 2 * given["n"] * width) // 8
+    if rows < 1 or given["n"] % rows or given["n"] < 8 * rows:
+        return None
+    return _spec(given, "scatter", rows=rows, cols=given["n"] // rows)
+
+
+def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
+    channels, pixels = given.get("rows"), given.get("run")
+    if not channels or not pixels or given["n"] % (channels * pixels):
+        return None
+    high = next(side for side in range(isqrt(pixels), 0, -1) if pixels % side == 0)
+    layout = "nhwc" if given.get("layout") == "transposed" else "nchw"
+    pictures = given["n"] // (channels * pixels)
+    return _spec(
+        given, "batchnorm", layout=layout, pictures=pictures, channels=channels, high=high, wide=pixels // high
+    )
+
+
+def _pool(given: Plain, width: int) -> OperatorSpec | None:
+    """Return a pool of square windows over square planes that gives as many results as are written."""
+    planes = given.get("rows")
+    moved = given.get("write" if given["function"] == "pool" else "read")
+    if not planes or not moved or moved % (width + 8):
+        return None
+    side, out = isqrt(given["n"] // planes), isqrt(moved // (width + 8) // planes)
+    if side * side * planes != given["n"] or not out:
+        return None
+    stride = max(round(side / out), 1)
+    for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
+        if (side + 2 * padding - size) // stride + 1 == out:
+            return _spec(
+                given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
+            )  # fmt: skip
+    return None
+
+
+def _dropout(given: Plain, width: int) -> OperatorSpec | None:
+    columns = given["n"] & -given["n"]
+    if given.get("layout", "contiguous") != "contiguous":
+        return None
+    return _spec(given, "dropout", rows=given["n"] // columns, cols=columns)
+
+
+_OWN: dict[str, Callable[[Plain, int], OperatorSpec | None]] = {
+    "gather": _gather,
+    "scatter_add": _scatter,
+    "batchnorm": _batch_norm,
+    "batchnorm_train": _batch_norm,
+    "batchnorm_grad": _batch_norm,
+    "pool": _pool,
+    "pool_grad": _pool,
+    "dropout": _dropout,
+    "dropout_grad": _dropout,
+    "adamw": lambda given, width: _spec(given, "adamw"),
+}

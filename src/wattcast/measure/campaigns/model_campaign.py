@@ -97,7 +97,7 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
 
 
 def _burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
-    """Median time of an iteration after a rest, None where one is too long; and a time to plan with."""
+    """Return the median time of an iteration after a rest, None where one is too long, and a time to plan with."""
     device = bench.gpu
     device.issue(load, 1)
     device.synchronize()
@@ -138,7 +138,7 @@ class ModelCampaign(Campaign):
     built: BuiltModel | None = None
 
     def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
-        """The module of a row, the one at hand where it serves, and one iteration of it."""
+        """Return the module of a row, the one at hand where it serves, and one iteration of it."""
         device, dims = self.bench.gpu, self.cut(find_dims(spec.model))
         if self.built is None or not fits_model(self.built, spec):
             self.recover()

@@ -173,7 +173,7 @@ def make_iteration(
 
 
 def _inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dict[str, Any]:
-    """What the module is called with, drawn at random."""
+    """Return what the module is called with, drawn at random."""
     if dims.vision:
         shape = (spec.batch, 3, _IMAGE, _IMAGE)
         return {"pixel_values": torch.randn(shape, device=device).to(torch_dtype(torch, spec.dtype))}
@@ -206,7 +206,7 @@ def _training(module: Any, given: dict[str, Any], torch: Any, device: str) -> Ca
 def _decoding(
     module: Any, given: dict[str, Any], spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str
 ) -> Callable[[], Any]:
-    """One token behind a cache of ``seq``; the grown cache is dropped after each step, the full one kept."""
+    """Return a step of one token behind a cache of ``seq``, which is as long as before after each step."""
     cache = _transformers().DynamicCache(config=module.config)
     shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
     dtype = torch_dtype(torch, spec.dtype)
@@ -224,7 +224,7 @@ def _decoding(
 
 
 def _config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
-    """Configuration and class name."""
+    """Return the configuration and the name of the class in transformers."""
     sizes = {
         "num_hidden_layers": dims.layers,
         "hidden_size": dims.hidden,
@@ -275,7 +275,7 @@ class ModelDevice(TorchDevice):
 
     @classmethod
     def open(cls) -> ModelDevice:
-        """The first CUDA device, or an error that says what is missing."""
+        """Open the first CUDA device, or raise an error that says what is missing."""
         torch = import_cuda_torch("measuring whole models")
         torch.manual_seed(0)
         return cls(torch)
@@ -293,7 +293,7 @@ class ModelDevice(TorchDevice):
         return float(begin.elapsed_time(end)) / 1e3
 
     def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        """One iteration as a CUDA graph; the call replays it."""
+        """Capture one iteration as a CUDA graph and return what replays it."""
         graph = self.torch.cuda.CUDAGraph()
         with eager_settings(self.torch), self.torch.cuda.graph(graph, stream=self.stream):
             held = run()
@@ -317,7 +317,7 @@ class ModelDevice(TorchDevice):
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work inside goes to the stream that is timed."""
+        """Send the work inside to the stream that is timed."""
         with self.torch.cuda.stream(self.stream):
             yield
 
@@ -356,7 +356,7 @@ def eager_settings(torch: Any) -> Iterator[None]:
 
 
 def _scalar_on_device(torch: Any, tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.tensor`` that fills a scalar on its device instead of copying it there, which no capture allows."""
+    """Return a ``torch.tensor`` that fills scalars on their device, since no capture allows copying them there."""
 
     def make(data: Any, *, device: Any = None, dtype: Any = None, **rest: Any) -> Any:
         if device is not None and isinstance(data, (bool, int, float)) and not rest:

@@ -22,7 +22,7 @@ from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 
 
 def _row_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Gradient of softmax, layer norm or RMS norm over rows; of the norms with those of their weights."""
+    """Compute the gradient of softmax, layer norm or RMS norm over rows; of the norms with those of their weights."""
     o = spec.operator
     rows, dim, width = o["rows"], o["dim"], torch_dtype(builder.torch, o["dtype"]).itemsize
     byte = 3 * rows * dim * width
@@ -48,7 +48,7 @@ def _row_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _attention_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Gradients of queries, keys and values; by cuDNN unless told otherwise, as PyTorch chooses on Hopper."""
+    """Compute the gradients of queries, keys and values, by cuDNN unless the row says otherwise, as on Hopper."""
     o = spec.operator
     batch, heads, kv_heads, q_len, kv_len, dim = (
         o[name] for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
@@ -77,7 +77,7 @@ def _attention_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCal
 
 
 def _convolution_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
+    """Compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
     o, torch = spec.operator, builder.torch
     n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
     stride, padding, dilation, (p, q) = builder.places(o)
@@ -143,7 +143,7 @@ def _build_registered(builder: CallBuilder, spec: OperatorSpec, known: Iterable[
 
 
 def _chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Calls of several operators, one after another; each has operands of its own."""
+    """Call several operators one after another; each has operands of its own."""
     calls = [build_call(builder, OperatorSpec(**member), fresh=False) for member in spec.detail["members"]]
 
     def run(i: int) -> list[Any]:
@@ -154,7 +154,7 @@ def _chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """A model of made-up sizes: its layers hand on their results, and each has weights of its own."""
+    """Run a model of made-up sizes, whose layers hand on their results and have weights of their own."""
     from wattcast.measure.campaigns.model_runs import (
         ModelDims,
         ModelRunSpec,
@@ -226,7 +226,7 @@ def _conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Softmax, layer norm or RMS norm over the last dimension."""
+    """Run softmax, layer norm or RMS norm over the last dimension."""
     o, functional = spec.operator, builder.torch.nn.functional
     dim, dtype = o["dim"], torch_dtype(builder.torch, o["dtype"])
     out = torch_dtype(builder.torch, o["out_dtype"]) if "out_dtype" in o else dtype

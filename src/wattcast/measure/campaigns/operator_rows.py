@@ -29,10 +29,9 @@ from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind, read_lines
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
 from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools, OperatorCall
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, spec_from_operator, take_subset
 from wattcast.measure.campaigns.model_runs import ModelDims
 from wattcast.measure.campaigns.operator_calls import build_call
-from wattcast.measure.campaigns.workload_specs import spec_from_operator
 from wattcast.measure.steady_state import (
     SPIN_CYCLES,
     HeldLoad,
@@ -133,7 +132,7 @@ class CampaignGpu(TorchDevice):
                 graph.graph.replay()
 
     def timed(self, graph: CapturedGraph, replays: int, warm: int = 1) -> np.ndarray:
-        """Seconds per copy of each of ``replays`` replays, all queued before waiting."""
+        """Return the seconds per copy of each of ``replays`` replays, all queued before waiting."""
         marks = [self._event(place) for place in range(replays + 1)]
         with self.torch.cuda.stream(self.stream):
             for _ in range(warm):
@@ -405,7 +404,7 @@ class KernelCampaign(Campaign):
     def specs(
         self, wanted: dict[str, int] | None = None, keep: Callable[[OperatorSpec], bool] = lambda s: True
     ) -> list[OperatorSpec]:
-        """Operators of a step, or the first few of each family in a smoke test."""
+        """Return the operators of a step, or the first few of each family in a smoke test."""
         everything = list(read_kernel_plan(self.round_)) if self.listed is None else self.listed
         if self.listed is not None and not self.few:
             return [spec for spec in everything if keep(spec)]
@@ -441,7 +440,7 @@ class OperatorChain:
     seq: int = 0
 
     def spec(self, layers: int = 0) -> OperatorSpec:
-        """The chain, or so many of its layers, as one operator for the builder."""
+        """Return the chain, or so many of its layers, as one operator for the builder."""
         if self.dims is not None:
             dims = asdict(replace(self.dims, layers=layers))
             detail: dict[str, Any] = {"dims": dims, "phase": self.phase, "batch": self.batch, "seq": self.seq}
