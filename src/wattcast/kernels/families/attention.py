@@ -55,7 +55,8 @@ def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> flo
     (5.0, 4.0, 1.0)
     """
     slots = 2.0 * sm_count
-    steps = ceil(keys / _flash_keys(head_dim))
+    at_once = 256.0 if head_dim <= 64 else 128.0 if head_dim <= 128 else 64.0  # keys that a block takes
+    steps = ceil(keys / at_once)
     if blocks >= _FLASH_FULL * slots:
         return 1.0
     most = int(min(_FLASH_MOST, slots, steps))
@@ -66,11 +67,6 @@ def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> flo
             filled[parts] = waves / ceil(waves)
     wanted = _FLASH_NEAR * max(filled.values())
     return float(next(parts for parts, share in filled.items() if share >= wanted))
-
-
-def _flash_keys(head_dim: int) -> float:
-    """Return the keys that a block of FlashAttention's split kernel takes at a time."""
-    return 256.0 if head_dim <= 64 else 128.0 if head_dim <= 128 else 64.0
 
 
 _DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries

@@ -254,7 +254,12 @@ def _plain_shape(s: _Sizes) -> Columns:
 
 
 def _choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
-    return ["" if d else _chooser_name(op.dtype) for op, d in zip(ops, s.depthwise.tolist(), strict=True)]
+    """Return the chooser of each: convolutions for which cuDNN chooses among the same kernels share one."""
+    known = zip(ops, s.depthwise.tolist(), strict=True)
+    return ["" if depthwise else _CHOOSER.get(op.dtype, "conv2d-half") for op, depthwise in known]
+
+
+_CHOOSER = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
 
 
 def _sizes(ops: Sequence[Conv2d]) -> _Sizes:
@@ -284,14 +289,6 @@ def _row(op: Conv2d) -> tuple[float, ...]:
         *(n, c, taps, *product, groups, width, image, weight, out, op.channels_last, simt, depthwise),
         *(images, side, out_side, op.h, stride, touched, pipe_code(dtype), dgrad, wgrad, read, write),
     )
-
-
-def _chooser_name(dtype: Dtype) -> str:
-    """Return the name of the chooser: convolutions for which cuDNN chooses among the same kernels share one."""
-    return _CHOOSER.get(dtype, "conv2d-half")
-
-
-_CHOOSER = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
 
 
 def _picks(
@@ -372,7 +369,7 @@ _DEPTHWISE = KernelMapping(convolution_work, tensor_cores=False, choice_inputs=c
 
 
 def _convolution_kernels(op: Conv2d) -> KernelMapping:
-    """A point convolution is a matrix product; a depthwise one has no product and runs on CUDA cores."""
+    """Choose the kernels: a point convolution is a matrix product, a depthwise one has none and uses CUDA cores."""
     if is_point_convolution(op):
         return PRODUCT_KERNELS
     return _DEPTHWISE if op.groups > 1 and op.c == op.groups else _DENSE

@@ -119,7 +119,7 @@ def elementwise_work(
     ops = ops if told.usual else _as_measured(ops, told)
     s = _read_sizes(ops, told)
     columns, both, sms = s.n / s.rows, s.read + s.write, reference.sm_count
-    operands = both / (s.n * s.width)
+    operands = both / (s.n * s.form.width)
     missing = 1.0 - streamed_share(both - s.again, reference.l2_byte)
     missing[s.cold] = 1.0
     issue, grid = _streaming_grids(s, operands, missing, sms)
@@ -134,14 +134,14 @@ def elementwise_work(
     if (turned := (s.kernel == _TRANSPOSED).nonzero()[0]).size:
         moved = both.copy()
         sector = _sector_byte(columns[turned], operands[turned])
-        moved[turned] += (sector - s.width[turned]) * s.n[turned]
+        moved[turned] += (sector - s.form.width[turned]) * s.n[turned]
     rounds, waves = units / (slots * sms), units / sms
     work = {
         "units": units,
         "slots": slots,
         # a masked fill is made in a copy, which is a kernel of its own
-        "launches": launches + s.filled,
-        "between_byte": between + s.filled * 2.0 * s.width * s.n,
+        "launches": launches + s.form.filled,
+        "between_byte": between + s.form.filled * 2.0 * s.form.width * s.n,
         "steps": np.where(once > 0, steps / np.maximum(rounds, 1.0), steps),
         "unit_flop": rate * sm_cycle / np.maximum(waves, 1.0),
         "l2_byte": moved,
@@ -152,15 +152,15 @@ def elementwise_work(
     plain = {
         "read_per_write": np.log2(np.maximum(s.read, 1.0) / np.maximum(s.write, 1.0)),
         "byte_per_element": both / s.n,
-        "width": s.width,
-        "out_width": s.out_width,
+        "width": s.form.width,
+        "out_width": s.form.out_width,
         "flop_per_element": issue,
-        "sfu_per_element": s.start_cycle,
-        "layout": s.layout,
-        "moving": s.moving,
-        "reducing": s.reducing,
-        "widest": s.widest,
-        "masked": s.masked,
+        "sfu_per_element": s.form.start_cycle,
+        "layout": s.form.layout,
+        "moving": s.form.moving,
+        "reducing": s.form.reducing,
+        "widest": s.form.widest,
+        "masked": s.form.masked,
         "cold": s.cold.astype(np.float64),
         "fill": rounds / np.maximum(np.ceil(rounds), 1.0),
         "rounds": np.log2(rounds),
@@ -236,7 +236,7 @@ def _describe_form(form: _Form) -> tuple[float, ...]:
 
 
 class _Sizes(NamedTuple):
-    """Arrays ``(row,)``; the last ones are those of ``_FormColumns``."""
+    """Arrays ``(row,)``."""
 
     n: Array
     read: Array  # bytes
@@ -246,17 +246,7 @@ class _Sizes(NamedTuple):
     kernel: _KernelIndex
     cold: Flags  # operands come from device memory
     again: Array  # bytes read a second time
-    width: Array
-    out_width: Array
-    layout: Array
-    issue: Array
-    start_cycle: Array
-    moving: Array
-    reducing: Array
-    widest: Array
-    masked: Array
-    filled: Array
-    wide: Array
+    form: _FormColumns
 
 
 def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
@@ -289,7 +279,7 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     # made cold on purpose, or a cache
     cold = told.cold | np.array([appends_to_cache(op) for op in ops]) & ~told.warm
     again = np.minimum(form.twice * width * n, read / 2.0)
-    return _Sizes(n, read, write, rows, run, kernel, cold, again, *form[5:])
+    return _Sizes(n, read, write, rows, run, kernel, cold, again, form)
 
 
 def _sector_byte(columns: Array, operands: Array) -> Array:
@@ -304,10 +294,10 @@ def _sector_byte(columns: Array, operands: Array) -> Array:
 def _streaming_grids(s: _Sizes, operands: Array, missing: Array, sm_count: float) -> tuple[Array, Array]:
     """Return instructions for an element, and grids ``(column, row)`` of kernels that stream through all elements."""
     narrow, wide, own, on_top, each = _BY_KERNEL.take(s.kernel, axis=1)
-    issue = own * s.issue + on_top + each * operands
+    issue = own * s.form.issue + on_top + each * operands
     grid = np.repeat(_STREAMING_GRID, len(s.n), axis=1)
-    units = np.ceil(s.n / np.where(s.wide > 0, wide, narrow), out=grid[0])
-    np.add(s.start_cycle / _START_STEP + 1.0, missing, out=grid[1])
+    units = np.ceil(s.n / np.where(s.form.wide > 0, wide, narrow), out=grid[0])
+    np.add(s.form.start_cycle / _START_STEP + 1.0, missing, out=grid[1])
     work = np.maximum(s.n * issue / ISSUE_PER_CYCLE, s.write / _STORE_BYTE_PER_CYCLE)
     np.divide(work, np.minimum(units, sm_count), out=grid[_SM_CYCLE])
     return issue, grid
@@ -330,9 +320,9 @@ def _row_grids(s: _Sizes, columns: Array, issue: Array, missing: Array, sm_count
     at = (s.kernel >= _CAT).nonzero()[0]
     if not at.size:
         return {}
-    table = np.array([s.n, s.rows, columns, s.width, issue, s.write, s.start_cycle, missing]).take(at, axis=1)
-    rows = zip(at.tolist(), s.kernel[at].tolist(), table.T.tolist(), strict=True)
-    return {i: _row_grid(kernel, sizes, sm_count) for i, kernel, sizes in rows}
+    sizes = s.n, s.rows, columns, s.form.width, issue, s.write, s.form.start_cycle, missing
+    rows = zip(at.tolist(), s.kernel[at].tolist(), np.array(sizes).take(at, axis=1).T.tolist(), strict=True)
+    return {i: _row_grid(kernel, row, sm_count) for i, kernel, row in rows}
 
 
 def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGrid:

@@ -53,14 +53,6 @@ _WORK = (
 _Row = tuple[str, tuple[float, ...], dict[str, float], dict[str, float]]  # kernel family, work, plain, logs
 
 
-def _collect(rows: Sequence[_Row]) -> FamilyColumns:
-    """Return the columns of operators that were counted one by one."""
-    table = as_columns([work for _, work, _, _ in rows])
-    plain = {name: np.array([row[2][name] for row in rows]) for name in rows[0][2]}
-    logs = {name: np.array([row[3][name] for row in rows]) for name in rows[0][3]}
-    return FamilyColumns([row[0] for row in rows], dict(zip(_WORK, table, strict=True)), plain, logs, {})
-
-
 def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> KernelMapping:
     """Return the mapping of operators that ``count`` lowers one by one.
 
@@ -69,7 +61,11 @@ def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> K
 
     def work(ops: Sequence[Any], told: ConditionColumns, rate: Array, reference: ReferenceChip) -> FamilyColumns:
         known = zip(ops, told.cold.tolist(), told.warm.tolist(), rate.tolist(), strict=True)
-        return _collect([count(*one, reference) for one in known])
+        rows = [count(*one, reference) for one in known]
+        table = as_columns([row[1] for row in rows])
+        plain = {name: np.array([row[2][name] for row in rows]) for name in rows[0][2]}
+        logs = {name: np.array([row[3][name] for row in rows]) for name in rows[0][3]}
+        return FamilyColumns([row[0] for row in rows], dict(zip(_WORK, table, strict=True)), plain, logs, {})
 
     work.__qualname__ = work.__name__ = count.__name__.lstrip("_")
     return KernelMapping(work, tensor_cores=count is not _count_rows)

@@ -135,7 +135,7 @@ def _cut_softmax(op: RowReduction, byte: float) -> _Cut:
 
 
 def _cut_norm(op: RowReduction, byte: float) -> _Cut:
-    """Its gradient reads gradient and input for the gradient of the input, and again for that of the weights."""
+    """Cut a norm; its gradient reads both operands for the gradient of the input, and again for the weights'."""
     width, layer, reads = op.dtype.byte, op.kind == "layernorm", 2.0 if op.backward else 1.0
     if op.dim % 4 == 0:
         # a long row of a layer norm is no longer in L1 when it is read again

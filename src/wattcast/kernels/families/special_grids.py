@@ -183,7 +183,7 @@ def _block_threads(size: float) -> float:
 
 
 def _sum_columns(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """PyTorch's reduction where neighbours belong to different results (``setReduceConfig``).
+    """Cut PyTorch's reduction where neighbours belong to different results (``setReduceConfig``).
 
     A thread takes up to four results side by side; 32 threads lie along the results and the others along what is
     added up. With 256 values or more left to a thread, blocks share a result and meet in memory.
@@ -215,20 +215,20 @@ def power_of_two(size: float, most: float) -> float:
 
 
 def _append(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Two blocks an SM for each part, an element at a time: those of the small part have nothing to do."""
+    """Take two blocks an SM for each part, an element at a time: those of the small part have nothing to do."""
     blocks = _CAT_BLOCKS_PER_SM * sm_count
     return LaunchGrid(blocks, max(op.n / (blocks * _CAT_THREADS), 1.0), SM_THREADS / _CAT_THREADS)
 
 
 def _pool(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """A thread for each result (with its place, an int64), which walks over its window."""
+    """Take a thread for each result (with its place, an int64), which walks over its window."""
     results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
     cycle = _POOL_CYCLE * max(results / sm_count, _POOL_THREADS)
     return LaunchGrid(ceil(results / _POOL_THREADS), 4.0, SM_THREADS / _POOL_THREADS, 1.0, 0.0, cycle, True)
 
 
 def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Zeros first; then a block for 256 pixels of a plane, a thread for each, which walks over its windows."""
+    """Write zeros first, then take a block for 256 pixels of a plane, whose threads walk over their windows."""
     planes = float(op.rows or 1)
     pixels = op.n / planes
     across = ceil(pixels / _POOL_THREADS)
@@ -239,7 +239,7 @@ def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
 
 
 def _optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """A block for each chunk of 65,536 parameters of one tensor, four at a time a thread; 320 chunks a kernel.
+    """Take a block for each chunk of 65,536 parameters of a tensor, four at a time a thread; 320 chunks a kernel.
 
     Tensors whose size four does not divide are loaded an element at a time, at twice the cost.
     """
@@ -254,7 +254,7 @@ def _optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
 
 
 def _scatter(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Few rows: zeros, and one kernel, a block for 32 columns, that walks over all indices."""
+    """Take zeros and one kernel for few rows, a block for 32 columns, that walks over all indices."""
     indices = _index_count(op)
     if indices < 1.0:
         return None
@@ -262,7 +262,7 @@ def _scatter(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | N
 
 
 def _sorted_scatter(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Many rows: indices are sorted, then a thread a column of each run of like indices, and one for each row."""
+    """Sort the indices of many rows, then take a thread a column of each run of like indices, and one a row."""
     cycle = _SORTED_CYCLE * op.n / sm_count
     return LaunchGrid(ceil(op.n / 1024.0), 1.0, 2.0, _SORTED_LAUNCHES, 0.0, cycle, True)
 

@@ -247,7 +247,7 @@ def _map_layer_norm(call: AtenCall) -> list[Operator]:
 
 @rule_for("native_group_norm", "native_group_norm_backward")
 def _map_group_norm(call: AtenCall) -> list[Operator]:
-    """Each group of channels of each picture is a row."""
+    """Map a group norm, in which each group of channels of each picture is a row."""
     x = call.inputs[call.backward]
     rows = call.numbers[0] * call.numbers[3]  # pictures times groups
     return [*_make_row_major(x), LayerNorm(rows, x.numel // rows, dtype=x.dtype, backward=call.backward)]
@@ -288,7 +288,7 @@ def _map_dropout(call: AtenCall) -> list[Operator]:
 
 @rule_for("embedding_dense_backward")
 def _map_embedding_gradient(call: AtenCall) -> list[Operator]:
-    """Rows are added up in zeros, where they came from."""
+    """Map the gradient of a lookup: rows are added up in zeros, where they came from."""
     grad, index = call.inputs[:2]
     read = 2 * grad.byte + index.byte
     add = Elementwise("scatter_add", grad.numel, dtype=grad.dtype, read=read, write=grad.byte)
@@ -304,7 +304,7 @@ def _zeros(tensor: Tensor) -> Operator:
     "_index_put_impl_",
 )  # fmt: skip
 def _map_scatter(call: AtenCall) -> list[Operator]:
-    """Elements go by index into a tensor, or into its copy."""
+    """Map a scatter: elements go by index into a tensor, or into its copy."""
     source = max(call.inputs[1:], key=lambda t: t.byte)
     index_byte = sum(t.byte for t in call.inputs[1:]) - source.byte
     op = Elementwise(
@@ -316,7 +316,7 @@ def _map_scatter(call: AtenCall) -> list[Operator]:
 
 @rule_for("constant_pad_nd", "slice_backward", "select_backward")
 def _map_padding(call: AtenCall) -> list[Operator]:
-    """Zeros are written, then the part that was taken out is copied in."""
+    """Map a padding: zeros are written, then the part that was taken out is copied in."""
     part = call.inputs[0]
     copy = describe_pointwise("copy", (part.operand,), part.operand, part.dtype, Layout.STRIDED)
     return [_zeros(call.out), copy]
@@ -324,7 +324,7 @@ def _map_padding(call: AtenCall) -> list[Operator]:
 
 @rule_for("nll_loss_forward", "nll_loss_backward")
 def _map_loss(call: AtenCall) -> list[Operator]:
-    """One element of each row is gathered; the gradient is zeros and one element a row."""
+    """Map a loss: one element of each row is gathered; the gradient is zeros and one element a row."""
     if call.backward:
         x, target = call.inputs[1:3]
         return [_zeros(x), Elementwise("copy", target.numel, dtype=x.dtype, read=target.byte)]
@@ -335,7 +335,7 @@ def _map_loss(call: AtenCall) -> list[Operator]:
 
 @rule_for("mm", "addmm")
 def _map_product(call: AtenCall) -> list[Operator]:
-    """A matrix times a matrix, with a bias or added to another matrix."""
+    """Map a matrix times a matrix, with a bias or added to another matrix."""
     a, b = call.inputs[-2:]
     (m, k), n = a.shape, b.shape[-1]
     if not (m and n and k):
@@ -357,7 +357,7 @@ def _map_batched_product(call: AtenCall) -> list[Operator]:
 
 @rule_for("_grouped_mm", "grouped_mm")
 def _map_grouped_product(call: AtenCall) -> list[Operator]:
-    """Experts' products in one launch: groups share the rows evenly, as far as shapes can tell."""
+    """Map experts' products in one launch: groups share the rows evenly, as far as shapes can tell."""
     a, b = call.inputs[:2]
     n, dtype = b.shape[-1], call.math_dtype(a)
     if len(a.shape) == 2 and len(b.shape) == 3:

@@ -131,18 +131,9 @@ def _read_content(workload: Workload) -> tuple[Path, bytes]:
 _INFINITE = re.compile(rb"(?<=[\[,:\s])Infinity(?=[\],}\s])")  # which Python writes into JSON, as in Mamba's limits
 
 
-class _Keys(msgspec.Struct):
-    model_type: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    architectures: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    traceEvents: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
 def _find_keys(data: bytes) -> set[str]:
-    """Return which telling keys a JSON object has; none where it is not one (the readers will say why)."""
-    if data.lstrip()[:1] != b"{":
-        return set()
+    """Return the keys of a JSON object; none where the data is not one (the readers will say why)."""
     try:
-        found = msgspec.json.decode(data, type=_Keys)
+        return set(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, RecursionError):
         return set()
-    return {name for name in _Keys.__struct_fields__ if getattr(found, name) is not msgspec.UNSET}
