@@ -72,7 +72,7 @@ def check_positive(where: str, values: Mapping[str, Sweepable | None]) -> None:
 
 
 def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
-    """Rows of ``(point, objective)`` on the front, in order of the first objective.
+    """Return the rows of ``(point, objective)`` on the front, in order of the first objective.
 
     A point is on the front when none is at least as good everywhere and better somewhere. Of points
     equal in all objectives the first is kept; objectives count as equal to ten digits, so that the
@@ -92,13 +92,13 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
 
 
 def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """The rows of a table that are on the front of the named columns."""
+    """Return the rows of a table that are on the front of the named columns."""
     rows = pareto_front(np.stack([np.asarray(columns[name], dtype=np.float64) for name in objectives], axis=-1))
     return {name: values[rows] for name, values in columns.items()}
 
 
 def _undominated(ranked: Array) -> npt.NDArray[np.int64]:
-    """Rows that nothing dominates, for rows in lexicographic order: only an earlier row can dominate one."""
+    """Return rows that nothing dominates, for rows in lexicographic order: only an earlier row can dominate one."""
     left = np.arange(len(ranked))
     kept = []
     while left.size:

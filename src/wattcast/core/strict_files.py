@@ -153,7 +153,7 @@ def _floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
 
 
 def _explain(where: str, message: str, kind: type) -> BadInput:
-    """msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest known key."""
+    """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest known key."""
     said, _, at = message.partition(" - at `")
     path = at.rstrip("`").removeprefix("$").lstrip(".")
     said = said[:1].lower() + said[1:]

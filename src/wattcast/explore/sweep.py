@@ -159,7 +159,7 @@ def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
 
 
 def _json(paths: list[Path], out: Path) -> None:
-    """A list of objects, one part at a time."""
+    """Write a list of objects, one part at a time."""
     with out.open("wb") as stream:
         stream.write(b"[")
         begun = False

@@ -85,7 +85,7 @@ class DeviceEvent:
         self.device.check((status,), "waiting for the device")
 
     def elapsed_time(self, later: DeviceEvent) -> float:
-        """Milliseconds from here to ``later``."""
+        """Return the milliseconds from here to ``later``."""
         return float(self.device.call("cuEventElapsedTime", self.handle, later.handle))
 
 
@@ -153,11 +153,11 @@ class CudaDevice:
         return int(free)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A driver function by name; its value, or an error that names it."""
+        """Call a driver function by name and return its value, or raise an error that names it."""
         return self.check(getattr(self.driver, name)(*arguments), name)
 
     def check(self, result: tuple[Any, ...], what: str) -> Any:
-        """The value of a driver call's result."""
+        """Return the value of a driver call's result, or raise its error."""
         status, *values = result
         code = int(status)
         if code != 0:
@@ -166,7 +166,7 @@ class CudaDevice:
         return values[0] if values else None
 
     def allocate(self, size: int) -> int:
-        """Device memory; its address."""
+        """Allocate device memory and return its address."""
         try:
             address = int(self.call("cuMemAlloc", size))
         except CudaError as error:
@@ -180,28 +180,28 @@ class CudaDevice:
         self.call("cuMemFree", address)
 
     def upload(self, address: int, values: Bytes) -> None:
-        """Host array to device memory."""
+        """Copy a host array to device memory."""
         values = np.ascontiguousarray(values)
         self.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
         self.call("cuCtxSynchronize")  # the copy may still be under way, and our stream does not wait for it
 
     def download(self, address: int, count: int, dtype: npt.DTypeLike) -> Bytes:
-        """Device memory to a new host array; waits for the stream first."""
+        """Copy device memory to a new host array; waits for the stream first."""
         self.synchronize()
         values = np.empty(count, dtype=dtype)
         self.call("cuMemcpyDtoH", values.ctypes.data, address, values.nbytes)
         return values
 
     def zero(self, address: int, size: int) -> None:
-        """Clear memory, on the stream."""
+        """Set memory to zero, on the stream."""
         self.call("cuMemsetD32Async", address, 0, size // 4, self.stream)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Device to device, by the driver, on the stream."""
+        """Copy from device to device, by the driver, on the stream."""
         self.call("cuMemcpyDtoDAsync", to, source, size, self.stream)
 
     def load(self, cubin: bytes, name: str, shared_byte: int = 0) -> CudaKernel:
-        """The kernel ``name`` of ``cubin``."""
+        """Load the kernel ``name`` of ``cubin``."""
         if shared_byte > self.shared_byte:
             raise CudaError(f"{name} needs {shared_byte} bytes of shared memory; a block has {self.shared_byte}.")
         module = self.call("cuModuleLoadData", cubin)
@@ -216,7 +216,7 @@ class CudaDevice:
         self.call("cuModuleUnload", kernel.module)
 
     def resident(self, kernel: CudaKernel, threads: int) -> int:
-        """Blocks of a kernel that fit on a multiprocessor at once."""
+        """Return the blocks of a kernel that fit on a multiprocessor at once."""
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         return int(self.call(query, kernel.function, threads, kernel.shared_byte))
 
@@ -234,7 +234,7 @@ class CudaDevice:
         self.call("cuLaunchKernel", kernel.function, *shape, self.stream, arguments, 0)
 
     def mark(self) -> DeviceEvent:
-        """An event, recorded now; events are used again after ``recycle``."""
+        """Record an event now and return it; events are used again after ``recycle``."""
         handle = self._events.pop() if self._events else self.call("cuEventCreate", 0)
         self.call("cuEventRecord", handle, self.stream)
         return DeviceEvent(self, handle)
@@ -250,7 +250,7 @@ class CudaDevice:
         self.recycle([event])
 
     def texture(self, address: int, size: int) -> int:
-        """Handle of a texture of four-word elements over linear memory."""
+        """Return the handle of a texture of four-word elements over linear memory."""
         d = self.driver
         resource = d.CUDA_RESOURCE_DESC()
         resource.resType = d.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
@@ -263,7 +263,7 @@ class CudaDevice:
         return int(self.call("cuTexObjectCreate", resource, how, None))
 
     def tensor_map(self, address: int, columns: int, rows: int, box_columns: int, box_rows: int) -> Bytes:
-        """The 128 bytes by which the copy engine takes boxes out of a matrix of 16-bit numbers, rows of 128 bytes.
+        """Return the 128 bytes by which the copy engine takes boxes, rows of 128 bytes, out of a 16-bit matrix.
 
         In shared memory a box lies as tensor cores read it: groups of 16 bytes swizzled within 128.
         """

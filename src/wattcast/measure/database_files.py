@@ -109,7 +109,7 @@ def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str
 def _match_windows(
     row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array
 ) -> tuple[Array, npt.NDArray[np.intp]]:
-    """Relative difference between the row's power and that of every window as long as the row's, by its last step."""
+    """Compare the row's power with that of every window as long as the row's; return differences by last step."""
     count = row.ticks or 0
     joules = energy_j[count:] - energy_j[:-count]
     wanted_w = row.power_w or float("nan")
@@ -211,12 +211,12 @@ def _plain_lists(row: KernelRow | ModelRow | ChainRow | ModelKernels) -> Plain:
 
 
 def _before(path: Path) -> list[Plain]:
-    """Rows of a table that is there already; none when it is not."""
+    """Return the rows of a table that is there already; none when it is not."""
     return read_table(path) if path.exists() else []
 
 
 def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
-    """Capped rows with their settled figures, for every run whose samples were kept."""
+    """Return rows, capped ones with their settled figures for every run whose samples were kept."""
     kept = {path.stem.removeprefix("samples-"): path for folder in folders for path in folder.rglob("samples-*.npz")}
     found: dict[tuple[str, str], SettledLevel] = {}
     for run, path in kept.items():
@@ -420,7 +420,7 @@ def _repeatability(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) ->
 
 
 def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tuple[str, Plain, Plain]]:
-    """Rows of the same kind, operator and data, two by two."""
+    """Return rows of the same kind, operator and data, two by two."""
     groups: dict[tuple[str, str, str], list[Plain]] = {}
     for row in rows:
         if row["kind"] in ("burst", "sustained"):
@@ -429,7 +429,7 @@ def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tu
 
 
 def _spread(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:
-    """Median and 90th percentile of the relative difference of pairs."""
+    """Return the median and the 90th percentile of the relative difference of pairs."""
     off = [
         abs(a[column] - b[column]) / (0.5 * (a[column] + b[column]))
         for found, a, b in pairs

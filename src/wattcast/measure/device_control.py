@@ -73,7 +73,7 @@ class NvmlCard:
                 self._call(self._nvml.nvmlShutdown)
 
     def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Core and memory clocks that can be locked, ascending; from the highest alone where no list is given."""
+        """Return the core and memory clocks that can be locked, ascending; from the highest alone without a list."""
         nvml = self._nvml
         memory = self._optional(nvml.nvmlDeviceGetSupportedMemoryClocks, self._handle) or []
         top_memory = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, MEMORY_CLOCK)
@@ -98,7 +98,7 @@ class NvmlCard:
         return None if bits is None else bool(bits & LIMITED_BITS)
 
     def read(self) -> NvmlReading:
-        """All readings now. Raises ``MissingTool`` when the card is lost."""
+        """Return all readings now; raise ``MissingTool`` when the card is lost."""
         nvml, handle = self._nvml, self._handle
         energy = self._optional(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         power = self._optional(nvml.nvmlDeviceGetPowerUsage, handle)
@@ -151,7 +151,7 @@ class NvmlCard:
             raise Refused(f"{self.name} will not {what}: {error}.") from None
 
     def _optional(self, function: Any, *arguments: Any) -> Any:
-        """A reading we can do without; None when the card does not have it."""
+        """Return a reading that we can do without; None when the card does not have it."""
         try:
             return self._call(function, *arguments)
         except _Nvml:
@@ -234,7 +234,7 @@ class _Gpm:
 
     @classmethod
     def of(cls, nvml: Any, handle: Any) -> _Gpm | None:
-        """None where the card or the binding has no such thing."""
+        """Start monitoring; return None where the card or the binding has no such thing."""
         try:
             supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
             return cls(nvml, handle) if supported else None
@@ -242,7 +242,7 @@ class _Gpm:
             return None
 
     def read(self) -> tuple[float, float, float]:
-        """SM and DRAM utilisation and the sum of pipe utilisations since the last call, each of 1."""
+        """Return SM and DRAM utilisation and the sum of pipe utilisations since the last call, each as a share."""
         nvml = self._nvml
         nvml.nvmlGpmSampleGet(self._handle, self._new)
         request = nvml.c_nvmlGpmMetricsGet_t()

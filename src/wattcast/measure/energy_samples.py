@@ -44,7 +44,7 @@ class SampleRing:
 
     @classmethod
     def create(cls, path: Path, capacity: int = 2**19) -> SampleRing:
-        """A fresh ring of ``capacity`` rows."""
+        """Create a ring of ``capacity`` rows."""
         size = _HEADER * 8 + capacity * len(COLUMNS) * 8
         try:
             with path.open("wb") as stream:
@@ -59,7 +59,7 @@ class SampleRing:
 
     @classmethod
     def attach(cls, path: Path) -> SampleRing:
-        """The ring another process created at ``path``."""
+        """Open the ring that another process created at ``path``."""
         words = np.fromfile(path, np.int64, 2)
         if len(words) < 2 or words[0] != _MAGIC:
             raise BadInput(f"{path.name}: not a ring of samples.")
@@ -77,7 +77,7 @@ class SampleRing:
         self.header[HEAD] = head + 1
 
     def read(self, since: int = 0) -> tuple[npt.NDArray[np.float64], int]:
-        """Rows from number ``since`` on (those still held), and the number after the last."""
+        """Return the rows from number ``since`` on that are still held, and the number after the last."""
         head = int(self.header[HEAD])
         first = max(since, head - self.capacity + 64, 0)
         index = np.arange(first, head) % self.capacity
@@ -117,22 +117,22 @@ class EnergySamples:
         return len(self.rows)
 
     def between(self, start_s: float, end_s: float) -> EnergySamples:
-        """Samples taken in the closed interval."""
+        """Return the samples taken in the closed interval."""
         time_s = self["time_s"]
         return EnergySamples(self.rows[(time_s >= start_s) & (time_s <= end_s)])
 
     def known(self, column: str) -> Array:
-        """Values of a column where it was read."""
+        """Return the values of a column where it was read."""
         values = self[column]
         return values[np.isfinite(values)]
 
     def mean(self, column: str) -> float | None:
-        """Mean of a column, None where it was never read."""
+        """Return the mean of a column, None where it was never read."""
         values = self.known(column)
         return float(values.mean()) if len(values) else None
 
     def last(self, column: str) -> float | None:
-        """Latest value of a column, None where it was never read."""
+        """Return the latest value of a column, None where it was never read."""
         values = self.known(column)
         return float(values[-1]) if len(values) else None
 
@@ -156,7 +156,7 @@ class EnergySamples:
 
     @classmethod
     def load(cls, path: Path) -> EnergySamples:
-        """Samples kept by ``save``."""
+        """Read the samples that ``save`` kept."""
         try:
             kept = read_arrays(path.read_bytes(), path.name)
             order = [list(kept["columns"]).index(name) for name in COLUMNS]
@@ -179,11 +179,11 @@ class CounterTicks:
     late_s: Array | None = None
 
     def between(self, start_s: float, end_s: float) -> CounterTicks:
-        """Steps inside the closed interval."""
+        """Return the steps inside the closed interval."""
         return self._part((self.time_s >= start_s) & (self.time_s <= end_s))
 
     def last(self, stretches: int) -> CounterTicks:
-        """The latest stretches between steps that were seen."""
+        """Return the latest stretches between steps that were seen."""
         return self._part(slice(-stretches - 1, None))
 
     def _part(self, which: slice | npt.NDArray[np.bool_]) -> CounterTicks:
@@ -266,7 +266,7 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
 
 
 def _periods(seen: TickSightings) -> list[float]:
-    """Periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
+    """Return the periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
     if len(seen.energy_j) < MIN_STEPS:
         return []
     sharp_s = seen.middle_s[_sharp(seen)]
@@ -278,7 +278,7 @@ def _periods(seen: TickSightings) -> list[float]:
 
 
 def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
-    """Steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
+    """Return the steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
     sharp = _sharp(seen)
     sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
     if guess_s < 4.0 * float(np.median(gap_s)):
@@ -295,7 +295,7 @@ def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
 
 
 def _sharp(seen: TickSightings) -> npt.NDArray[np.bool_]:
-    """Sightings between two polls that lie close together: for the poller, and against the counter's step."""
+    """Tell which sightings lie between two polls that are close together, for the poller and for the counter."""
     gap_s = seen.after_s - seen.before_s
     if len(gap_s) < 2:
         return np.ones(len(gap_s), dtype=bool)
@@ -304,7 +304,7 @@ def _sharp(seen: TickSightings) -> npt.NDArray[np.bool_]:
 
 
 def _step_numbers(seen_s: Array, step_s: float) -> Array:
-    """Which step each sighting is, following the phase slowly, so that one late poll does not shift the rest.
+    """Number the step of each sighting, following the phase slowly, so that one late poll does not shift the rest.
 
     Sightings may be seconds apart, so the period is learnt on the way: it is known ever better from the first
     sighting to the latest, and a percent of error in the first guess would miscount.

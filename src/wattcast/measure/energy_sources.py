@@ -59,15 +59,15 @@ class EnergySource(Protocol):
         ...
 
     def energy_j(self) -> float:
-        """The energy counter, or NaN when there is none."""
+        """Return the energy counter, or NaN when there is none."""
         ...
 
     def sm_clock_hz(self) -> float:
-        """The core clock as the driver reports it."""
+        """Return the core clock as the driver reports it."""
         ...
 
     def slow(self) -> SlowReadings:
-        """Everything else."""
+        """Return everything else."""
         ...
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class NvmlSource:
                 self._nvml.nvmlShutdown()
 
     def _powers(self) -> tuple[float, float, float]:
-        """Average and instant board power and average memory power; older cards have one reading for all."""
+        """Return average and instant board power and average memory power; older cards have one reading for all."""
         wanted = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
         try:
             values = self._nvml.nvmlDeviceGetFieldValues(self._handle, wanted)
@@ -170,7 +170,7 @@ class NvmlSource:
         return watts[0], watts[1], watts[2]
 
     def _read(self, call: Any) -> float:
-        """A reading that must work; a card that does not have it gives NaN."""
+        """Return a reading that must work; a card that does not have it gives NaN."""
         try:
             return float(call(self._nvml))
         except self._nvml.NVMLError as error:
@@ -180,7 +180,7 @@ class NvmlSource:
             raise ReadError(str(error), error.value) from None
 
     def _soft(self, call: Any) -> float:
-        """A reading we can do without."""
+        """Return a reading that we can do without, NaN where it fails."""
         try:
             return float(call(self._nvml))
         except self._nvml.NVMLError as error:
@@ -238,7 +238,7 @@ class AmdSource:
         )
 
     def energy_j(self) -> float:
-        """Counter value times its resolution (in microjoules per count)."""
+        """Return the counter's value times its resolution (in microjoules per count)."""
         try:
             count = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
@@ -281,7 +281,7 @@ class AmdSource:
 
 
 def _watts(value: object) -> float:
-    """amdsmi gives a number or the text ``N/A``."""
+    """Return the watts that amdsmi gives as a number; NaN where it gives the text ``N/A``."""
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 

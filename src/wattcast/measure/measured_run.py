@@ -70,13 +70,13 @@ class Measurement:
     unmeasured_s: float | None = None  # of the window in which the counter had stopped, so that there is no energy
 
     def require(self) -> Measurement:
-        """Itself, or ``Refused`` with the reasons when power cannot be trusted."""
+        """Return the measurement, or raise ``Refused`` with the reasons when power cannot be trusted."""
         if self.power_w is None or self.flags:
             raise Refused(f"{self.name}: {', '.join(self.flags) or 'no power'}.")
         return self
 
     def plain(self) -> dict[str, object]:
-        """For JSON; what was not measured is left out."""
+        """Return plain data for JSON; what was not measured is left out."""
         values = asdict(self).items()
         return {name: v for name, v in values if v is not None and not (isinstance(v, float) and math.isnan(v))}
 
@@ -98,7 +98,7 @@ class Measurement:
 def summarise_window(
     name: str, samples: EnergySamples, start_s: float, end_s: float, overhead: float | None = None
 ) -> Measurement:
-    """The window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond both ends."""
+    """Evaluate the window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond both ends."""
     stepped = find_ticks(samples)
     held, inside = samples.between(start_s, end_s), stepped.between(start_s, end_s)
     peak_w, peak_of = None, ""
@@ -132,7 +132,7 @@ def summarise_window(
 
 
 def energy_between_j(stepped: CounterTicks, start_s: float, end_s: float) -> float:
-    """Counter difference between two moments, linear inside steps, the end steps' power carried outwards.
+    """Return the joules between two moments, linear inside steps, the end steps' power carried outwards.
 
     ``summarise_window`` asks for at most two periods outside the steps, and flags more than a trifle of that.
     """
@@ -150,7 +150,7 @@ def energy_between_j(stepped: CounterTicks, start_s: float, end_s: float) -> flo
 def find_stretches(
     inside: CounterTicks, origin_s: float, tolerance: float = 0.04, least: int = 8
 ) -> tuple[SteadyStretch, ...]:
-    """Plateaus of at least ``least`` steps within ``tolerance`` of their median power.
+    """Return the plateaus of at least ``least`` steps within ``tolerance`` of their median power.
 
     Steps at either end of a plateau are mixed with what lies outside and are left out.
     """
@@ -318,7 +318,7 @@ class MeasuredRun:
         return self.exit_code or (ExitCode.REFUSED if self.measurement.unmeasured_s else ExitCode.OK)
 
     def plain(self) -> dict[str, object]:
-        """For JSON."""
+        """Return plain data for JSON."""
         device = {"name": self.identity.name, "uuid": self.identity.uuid, "driver": self.identity.driver}
         return {
             "command": list(self.command),
@@ -375,7 +375,7 @@ def _start(command: list[str], pass_output: bool) -> Iterator[subprocess.Popen[b
 
 
 def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) -> tuple[Measurement, DeviceIdentity]:
-    """Mean power over ``length_s``; refused when someone else's work made it drift."""
+    """Measure mean power over ``length_s``; refuse when someone else's work made it drift."""
     with Sampler(source, index, period_s=0.02) as sampler:
         time.sleep(1.1)
         began_s = time.monotonic()
@@ -434,7 +434,7 @@ class RunVerdict:
     sentence: str
 
     def plain(self) -> dict[str, object]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -470,7 +470,7 @@ def compare_run(measured: RunFigures, predicted: RunFigures, tolerance: float = 
 def compare_with_prediction(
     measurement: Measurement, predicted: Mapping[str, Any], iterations: int = 1, where: str = "prediction"
 ) -> RunVerdict:
-    """A measured window against the first prediction of ``wattcast predict --json``.
+    """Compare a measured window with the first prediction of ``wattcast predict --json``.
 
     ``iterations`` is how often the window ran the predicted workload. Power is the mean over the window,
     so start-up and loading belong outside it.
@@ -503,7 +503,7 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_figure_path(path: Path) -> None:
-    """An error, before anything is measured, where a figure could not be saved under this name."""
+    """Raise an error, before anything is measured, where a figure could not be saved under this name."""
     if path.suffix.lower() not in ENDINGS or path.is_dir():
         raise bad_value("--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path))
     if not path.absolute().parent.is_dir():

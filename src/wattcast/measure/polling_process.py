@@ -74,7 +74,7 @@ class PollingPace:
         return due_s - EARLY_S
 
     def _amid_s(self, now_s: float, usual_s: float) -> float:
-        """``usual_s``, shifted so that the reading falls between steps: it then belongs to one without doubt."""
+        """Return ``usual_s`` shifted so that the reading falls between steps, so that it belongs to one of them."""
         if usual_s < 0.4 * self._step_s:
             return usual_s
         place = (now_s + usual_s - self._phase_s) / self._step_s
@@ -96,7 +96,7 @@ class PollingPace:
         self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
 
     def _learn(self) -> None:
-        """The period: the usual time between steps, then ever more exactly from the first step to the latest."""
+        """Learn the period: the usual time between steps, then more exactly from the first step to the latest."""
         if len(self._steps) < LEARNT:
             self._steps.append(self._phase_s)
             self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
@@ -177,7 +177,7 @@ class _Counter:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry of the process: ring file, source, device number, period."""
+    """Run the process, given ring file, source, device number and period."""
     parser = argparse.ArgumentParser(prog="wattcast.measure.polling_process")
     parser.add_argument("ring", type=Path)
     parser.add_argument("source")

@@ -52,12 +52,12 @@ class PowerSensor:
         return tuple(said)
 
     def plain(self) -> dict[str, object]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return asdict(self) | {"implies": list(self.implies)}
 
 
 def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> PowerSensor:
-    """Periods from how often values change; windows from how long a step of load at ``step_s`` takes to show."""
+    """Return periods, by how often values change, and windows, by how long a load from ``step_s`` takes to show."""
     return PowerSensor(
         energy_period_s=_median(np.diff(find_ticks(samples).time_s)),
         instant_period_s=find_change_period_s(samples, "instant_w"),
@@ -71,14 +71,14 @@ def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> Powe
 
 
 def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
-    """Median time between changes of a column."""
+    """Return the median time between changes of a column."""
     read = np.isfinite(samples[column])
     time_s, value = samples["time_s"][read], samples[column][read]
     return _median(np.diff(time_s[np.flatnonzero(np.diff(value) != 0.0) + 1]))
 
 
 def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> float | None:
-    """Length of the boxcar whose answer to a step at ``step_s`` climbs as seen: 10 % to 90 % over 0.8.
+    """Return the length of the boxcar whose answer to a step at ``step_s`` climbs as seen: 10 % to 90 % over 0.8.
 
     None when the load did not raise the reading by a tenth. A sensor faster than its own updates
     shows one update period at most.
@@ -104,7 +104,7 @@ IDLE_S, LOAD_S = 2.5, 3.0
 
 
 def probe_sensor(source: str = "auto", index: int = 0) -> tuple[PowerSensor, EnergySamples]:
-    """Idle, then a steady copy of random data; returns what the sensor showed and all samples."""
+    """Idle, then copy random data steadily; return what the sensor showed and all samples."""
     with Sampler(source, index) as sampler:
         load = _copy_load()
         mark = sampler.head
@@ -117,7 +117,7 @@ def probe_sensor(source: str = "auto", index: int = 0) -> tuple[PowerSensor, Ene
 
 
 def _copy_load() -> Any:
-    """A function that copies random data for a number of seconds; None where PyTorch or CUDA is missing."""
+    """Return a function that copies random data for some seconds; None where PyTorch or CUDA is missing."""
     try:
         import torch
 

@@ -90,7 +90,7 @@ class Sampler:
             self._folder = None
 
     def restart(self) -> None:
-        """A fresh process, after one that hung or died."""
+        """Start a fresh process after one that hung or died."""
         self.stop()
         self.start()
 
@@ -133,7 +133,7 @@ class Sampler:
         return int(self._ring.header[layout.HEAD]) if self._ring is not None else 0
 
     def since(self, mark: int) -> EnergySamples:
-        """Samples from number ``mark`` on."""
+        """Return the samples from number ``mark`` on."""
         return EnergySamples(self._rows(mark)[0])
 
     def check(self) -> None:

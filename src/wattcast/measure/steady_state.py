@@ -73,14 +73,14 @@ class SettledWindow:
         return self.end_s - self.start_s
 
     def whole(self, edges_s: np.ndarray) -> np.ndarray:
-        """Lengths of the chunks between ``edges_s`` that lie wholly inside; the last one's when none does."""
+        """Return the lengths of the chunks between ``edges_s`` that lie inside, of the last one when none does."""
         length_s = np.diff(edges_s)
         inside = (edges_s[:-1] >= self.start_s) & (edges_s[1:] <= self.end_s)
         return length_s[inside] if inside.any() else length_s[-1:]
 
 
 def find_settled_window(samples: EnergySamples, started_s: float, rule: SettlingRule) -> SettledWindow | None:
-    """The latest window of a running load if it is steady, else None: keep the load running.
+    """Return the latest window of a running load if it is steady, else None: keep the load running.
 
     ``samples`` begin at or before ``started_s``, the moment the load began.
     """
@@ -96,7 +96,7 @@ def find_settled_window(samples: EnergySamples, started_s: float, rule: Settling
 
 
 def take_window(samples: EnergySamples, start_s: float, end_s: float, rule: SettlingRule) -> SettledWindow:
-    """All whole stretches inside ``start_s`` to ``end_s``; refused with a reason when too few."""
+    """Return all whole stretches inside ``start_s`` to ``end_s``; raise an error with the reason when too few."""
     inside = find_ticks(samples).between(start_s, end_s)
     if inside.intervals < rule.least_ticks:
         raise Refused(
@@ -124,7 +124,7 @@ def _window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRule) ->
 
 
 def _drift(values: np.ndarray) -> float:
-    """Relative difference between the means of the first and the second half."""
+    """Return the relative difference between the means of the first and the second half."""
     if len(values) < 2:
         return 0.0
     half = len(values) // 2
@@ -227,12 +227,12 @@ def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:
 
 
 def make_run_name() -> str:
-    """A name for the run that starts now."""
+    """Return a name for the run that starts now."""
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
 
 
 def make_run_info(run: str, identity: DeviceIdentity, *, sm_count: int, l2_byte: int, **libraries: str) -> RunInfo:
-    """The card as the sampler knows it, and the versions given (``cuda``, ``torch``, ``cublas``, ``cudnn``)."""
+    """Describe the card as the sampler knows it, with the versions of cuda, torch, cublas and cudnn as given."""
     from wattcast import __version__
 
     return RunInfo(
@@ -253,7 +253,7 @@ def make_run_info(run: str, identity: DeviceIdentity, *, sm_count: int, l2_byte:
 
 
 def make_torch_run_info(run: str, identity: DeviceIdentity, torch: Any) -> RunInfo:
-    """The same with what PyTorch and the libraries it loaded say of themselves."""
+    """Describe the card, and PyTorch and the libraries it loaded by what they say of themselves."""
     properties = torch.cuda.get_device_properties(0)
     return make_run_info(
         run,
@@ -268,7 +268,7 @@ def make_torch_run_info(run: str, identity: DeviceIdentity, torch: Any) -> RunIn
 
 
 def _cublas_version() -> str:
-    """cuBLAS says its version through its own library, which PyTorch has loaded; empty where it cannot be asked."""
+    """Return the version that the loaded cuBLAS library says; empty where it cannot be asked."""
     import ctypes
 
     for name in ("libcublas.so.13", "libcublas.so.12", "libcublas.so"):

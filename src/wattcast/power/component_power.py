@@ -58,7 +58,7 @@ class LaneStatic:
             raise bad_value("static power: SMs", "a number above zero", self.sm_count)
 
     def at(self, activity: Activity) -> Array:
-        """Watts in each interval, at the reference voltage."""
+        """Return the watts in each interval, at the reference voltage."""
         seen = _Seen(activity)
         lanes = np.ceil(self.lanes(activity))  # the original counts in whole lanes, upwards
         first, more = self._mix(seen)
@@ -68,14 +68,14 @@ class LaneStatic:
         return np.asarray((first + np.where(asleep, 0.0, (lanes - 1.0) * more)) * active)
 
     def lanes(self, activity: Activity) -> Array:
-        """Active threads of an executing warp: as the activity says, or full warps wherever a unit worked."""
+        """Return the active threads of an executing warp as the activity says, or full warps where a unit worked."""
         if activity.has("active_thread"):
             return activity.event_values("active_thread")
         works = _Seen(activity).any(*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE)
         return np.asarray(works * self.full_warp)
 
     def _mix(self, seen: _Seen) -> tuple[Array, Array]:
-        """Power of the first lane and of each further one, by which units worked."""
+        """Return the power of the first lane and of each further one, by which units worked."""
         always = np.ones(seen.shape, dtype=np.bool_)
         add = always if self.compat else seen.any(*_INT_ADD)  # the energy of an addition is never zero
         mul = seen.any(*_INT_MUL)
@@ -151,14 +151,14 @@ class Leakage:
             raise bad_value("leakage: SMs", "a number above zero", self.sm_count)
 
     def at(self, idle_sm: Array, relative_voltage: Array) -> Array:
-        """Watts in each interval."""
+        """Return the watts in each interval."""
         idle = np.clip(idle_sm, 0.0, self.sm_count) / self.sm_count
         awake = 1.0 - idle if self.gated else np.ones_like(idle)
         return np.asarray(relative_voltage * (self.cores_w * awake + self.rest_w))
 
 
 def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -> Leakage:
-    """Leakage from the area and power listing McPAT prints at the start of a run.
+    """Read leakage from the area and power listing that McPAT prints at the start of a run.
 
     Subthreshold and gate leakage of ``Total Cores`` and of everything else under ``Processor``. ``sm_count``
     overrides McPAT's number of cores, which is the architecture file's and not always the simulator's.
@@ -256,7 +256,7 @@ class ComponentPower(PowerModel):
         return names if self.leakage is None else (*names, LEAKAGE)
 
     def power(self, activity: Activity) -> Power:
-        """Watts of each component in every interval."""
+        """Return the watts of each component in every interval."""
         activity.require(self.required_events, "component power")
         clock = self._relative_clock(activity)
         voltage = self._relative_voltage(activity)
@@ -272,7 +272,7 @@ class ComponentPower(PowerModel):
         return Power(np.moveaxis(parts_w, 0, -1), self.parts)
 
     def seen_by(self, names: Iterable[str]) -> tuple[ComponentPower, tuple[str, ...], tuple[str, ...]]:
-        """This model without what these events cannot show: the model, parts lost, parts that are partial.
+        """Leave out what these events cannot show; return the model, the parts lost and the parts that are partial.
 
         A part that no visible event drives is left out; one that some of its events drive stays, and is named.
         """
@@ -296,7 +296,7 @@ class ComponentPower(PowerModel):
         return model, lost, partial
 
     def original_total_w(self, power: Power, activity: Activity, left_out: Iterable[str]) -> Array:
-        """The total AccelWattch prints: voltage scaling has reached only the parts it adds last."""
+        """Return the total that AccelWattch prints: voltage scaling has reached only the parts it adds last."""
         voltage = self._relative_voltage(activity)
         last = set(left_out)
         exponents = [0 if p.name in last else p.voltage_exponent for p in self.part_list]

@@ -43,7 +43,7 @@ class Power:
         return total
 
     def part_power_w(self, part: str) -> Array:
-        """Watts of one part, ``(*sweep, interval)``."""
+        """Return the watts of one part, ``(*sweep, interval)``."""
         return self.part_w[..., self.parts.index(part)]
 
 

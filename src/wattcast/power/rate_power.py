@@ -49,7 +49,7 @@ class RatePower(PowerModel):
         return (BASE, *(f"{rail.name} clock" for rail in self._rails), *self.event_j)
 
     def power(self, activity: Activity) -> Power:
-        """Watts of the base, of the clocks and of each event (Eq. 1)."""
+        """Return the watts of the base, of the clocks and of each event (Eq. 1)."""
         activity.require(self.required_events, "rate power")
         clocks = [rail.clock_w(activity.at) for rail in self._rails]
         dynamic = [cost_j * event_intensity(activity, event) for event, cost_j in self.event_j.items()]

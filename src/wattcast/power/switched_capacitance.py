@@ -65,7 +65,7 @@ class SwitchedCapacitance(PowerModel):
         return (BASE, *rails)
 
     def power(self, activity: Activity) -> Power:
-        """Watts of the base and of each rail's leakage, clock and dynamic power."""
+        """Return the watts of the base and of each rail's leakage, clock and dynamic power."""
         activity.require(self.required_events, "switched-capacitance power")
         at, part_w = activity.at, [np.asarray(self.base_w)]
         for rail in self.rails:

@@ -109,7 +109,7 @@ class StepPoint:
         return "-".join(part for part in (self.kind, decode, prompt, warm, normal) if part)
 
     def fits(self, cache_tokens: int, max_seqs: int, max_model_len: int) -> bool:
-        """Whether an engine has room for this point with some hundred more tokens for each request."""
+        """Tell whether an engine has room for this point with some hundred more tokens for each request."""
         growth = 512
         room = self.batch * (self.context + growth) + 3 * self.prompts * self.prompt_tokens <= 0.95 * cache_tokens
         longest = max(self.context + growth, self.prompt_tokens + 1)
@@ -126,7 +126,7 @@ class LengthDistribution:
     most: int
 
     def draw(self, random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-        """``count`` lengths."""
+        """Draw ``count`` lengths."""
         drawn = self.median * np.exp(self.sigma * random.standard_normal(count))
         return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
 
@@ -229,22 +229,22 @@ class EngineRequest:
         return tuple(TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for")) for load in self.loads)
 
     def plain(self, model: EngineModel) -> dict[str, Any]:
-        """What the process of a model must know, JSON-ready."""
+        """Return what the process of a model must know, ready for JSON."""
         return asdict(replace(self, models=(model,))) | {"out": str(self.out), "done": self.done and str(self.done)}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> EngineRequest:
-        """The request that ``plain`` gave."""
+        """Build the request that ``plain`` returned."""
         paths = {"out": Path(plain["out"]), "done": Path(plain["done"]) if plain["done"] else None}
         return cls(**plain | paths | {"models": tuple(EngineModel(**model) for model in plain["models"])})
 
     def done_ids(self) -> set[str]:
-        """Ids of rows that need not be measured: here, or in the folder of an earlier call."""
+        """Return the ids of rows that are on file, here or in the folder of an earlier call."""
         folders = [self.out, *([self.done] if self.done else [])]
         return set().union(*(Journal(folder / "rows.jsonl").ids for folder in folders))
 
     def missing_ids(self, model: EngineModel) -> list[str]:
-        """Ids of planned rows of ``model`` that are not on file; what an engine has no room for is on file too."""
+        """Return the ids of planned rows of ``model`` that are not on file; rows without room are on file."""
         done = self.done_ids()
         normal = NORMAL_POINTS if model.has_experts and self.step_points else ()
         points: tuple[StepPoint | TrafficPoint, ...] = (*self.step_points, *normal, *self.traffic_points)
@@ -322,7 +322,7 @@ def _run_child(request: EngineRequest, model: EngineModel, child: Any, left_s: f
 
 
 def _launch_child(request: EngineRequest, model: EngineModel) -> subprocess.Popen[str]:
-    """A process that loads its libraries and then waits for a line with its time."""
+    """Start a process that loads its libraries and then waits for a line with its time."""
     with (request.out / "engine.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "wattcast.measure.engine.engine_session", json.dumps(request.plain(model))],

@@ -80,7 +80,7 @@ class ServedRequest:
     finished: bool = False
 
     def plain(self, run: str, number: int) -> dict[str, Any]:
-        """JSON-ready, to the microsecond; the pauses between tokens as their median and largest."""
+        """Return the request for JSON, to the microsecond; the pauses between tokens as their median and largest."""
         gaps_s = np.diff(self.token_s)
         row: dict[str, Any] = {"run": run, "number": number, "arrival_s": round(self.arrival_s, 6)}
         row |= {"added_s": round(self.added_s, 6), "prompt_tokens": self.prompt_tokens}
@@ -167,7 +167,7 @@ def serve_arrivals(
 def measure_traffic(
     bench: EngineBench, point: TrafficPoint, rate_per_s: float, run: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """One serving run: its summary, its requests, its steps as columns, and power over time as columns."""
+    """Measure one serving run; return its summary, its requests, and its steps and power over time as columns."""
     recorder = bench.recorder
     recorder.clear()
     arrivals = draw_arrivals(point, rate_per_s, bench.max_model_len)
@@ -198,7 +198,7 @@ def measure_traffic(
 
 
 def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str, Any]:
-    """Percentiles over requests that finished, and tokens over the whole run of ``length_s``.
+    """Return percentiles over requests that finished, and tokens over the whole run of ``length_s``.
 
     ``ttft_s`` runs from arrival to first token, ``tpot_s`` is the mean pause of a request after its first token,
     ``gap_s`` is each single pause, ``e2e_s`` from arrival to the last token.
@@ -228,7 +228,7 @@ def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str
 
 
 def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
-    """Mean, median, 90th and 99th percentile, linear between values; empty without values.
+    """Return the mean and the 50th, 90th and 99th percentile, linear between values; nothing without values.
 
     >>> compute_percentiles([1.0, 2.0, 3.0])["p50"]
     2.0
@@ -241,7 +241,7 @@ def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
 
 
 def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[float]]:
-    """Mean power between ticks of the energy counter, and the sensor's own readings every 100 ms beside it."""
+    """Return mean power between ticks of the energy counter, and the sensor's own readings every 100 ms."""
     stepped = find_ticks(samples)
     found = {
         "tick_s": np.round(stepped.time_s[1:] - origin_s, 5).tolist(),
@@ -258,7 +258,7 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
 
 
 def _rounded(values: Array, name: str) -> list[float | None]:
-    """Times to the microsecond, shares to four digits, counts as whole numbers; None where not known."""
+    """Round times to the microsecond, shares to four digits, counts to whole numbers; None where not known."""
     if name.endswith("_s"):
         return [round(float(value), 6) if np.isfinite(value) else None for value in values]
     if name == "cache_use":
@@ -298,7 +298,7 @@ class EngineSession:
         return self.deadline_s - self.clock()
 
     def measure_all(self) -> Counter[str]:
-        """Every planned row that is not on file and for which there is time.
+        """Measure every planned row that is not on file and for which there is time.
 
         Tokens choose the same experts while weights are dummies, so an engine with experts gets weights like those of
         a trained model before its last steps and its traffic.
@@ -402,7 +402,7 @@ class EngineSession:
 
 
 def run_model(order: dict[str, Any]) -> int:
-    """The process of one model: libraries, then a line with the seconds it has, then engine and rows."""
+    """Measure one model in this process: load libraries, read the seconds it has, start the engine, measure rows."""
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     import torch
     import vllm
@@ -423,7 +423,7 @@ def run_model(order: dict[str, Any]) -> int:
     whole = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
 
     def mark_stream() -> Any:
-        """A time mark on the stream that the engine launches on."""
+        """Return a time mark on the stream that the engine launches on."""
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -465,7 +465,7 @@ def run_model(order: dict[str, Any]) -> int:
 
 
 def _start_engine(vllm: Any, model: EngineModel, folder: Path, smoke: bool) -> Any:
-    """An engine as a user would start it, with dummy weights; a smoke test captures few graphs."""
+    """Start an engine as a user would, with dummy weights; a smoke test captures few graphs."""
     options: dict[str, Any] = {"quantization": model.quantization} if model.quantization else {}
     if smoke:
         options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
@@ -487,7 +487,7 @@ def _start_engine(vllm: Any, model: EngineModel, folder: Path, smoke: bool) -> A
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:
-    """How the engine was set up: room in its cache, limits, graphs, backends; what it does not say is left out."""
+    """Return how the engine was set up: room in its cache, limits, graphs, backends, as far as it says."""
     config = engine.vllm_config
     cache, scheduler, compilation = config.cache_config, config.scheduler_config, config.compilation_config
     blocks, block = int(cache.num_gpu_blocks), int(cache.block_size)

@@ -96,7 +96,7 @@ class StepRecorder:
             self._scheduler._preempt_request = self._counted_preempt
 
     def step(self) -> list[Any]:
-        """One call of the engine's step, recorded when it launched anything."""
+        """Call the engine's step once, and record it when it launched anything."""
         record = self._now = StepRecord(self.clock())
         outputs: list[Any] = self.engine.step()
         record.end_s = self.clock()
@@ -165,7 +165,7 @@ class StepRecorder:
         return self._preempt(*arguments, **named)
 
     def table(self, origin_s: float = 0.0) -> dict[str, Array]:
-        """One array per column of ``COLUMNS``, times from ``origin_s``; call it after the GPU has finished.
+        """Return one array per column of ``COLUMNS``, times from ``origin_s``; call it after the GPU has finished.
 
         ``decode_context`` is the sum over decoding requests of the tokens they attend to, ``prompt_context`` the sum
         over prompt chunks of the tokens computed before them. ``host_s`` is the call without waiting for the GPU.
@@ -234,7 +234,7 @@ class EngineBench:
     sleep: Callable[[float], None] = time.sleep
 
     def prompt(self, tokens: int) -> list[int]:
-        """Random token ids."""
+        """Return random token ids."""
         ids: list[int] = self.random.integers(3, self.vocab_size - 1, tokens).tolist()
         return ids
 
@@ -258,7 +258,7 @@ class EngineBench:
 
 
 def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
-    """One row: the mean step of ``point`` once settled, as a JSON-ready mapping."""
+    """Measure one row, the mean step of ``point`` once settled, and return it ready for JSON."""
     recorder, pacing = bench.recorder, bench.pacing
     clock = recorder.clock
     recorder.clear()
@@ -289,7 +289,7 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
 
 
 def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoint) -> dict[str, Any]:
-    """Means over the steps of ``table`` that lie inside the window, and the window's power and clock."""
+    """Return means over the steps of ``table`` that lie inside the window, and the window's power and clock."""
     inside = (table["begin_s"] >= held.start_s) & (table["end_s"] <= held.end_s)
     steps = {name: values[inside] for name, values in table.items()}
     number = int(inside.sum())
@@ -331,7 +331,7 @@ _MEANS = ("device_s", "device_gap_s", "host_s", "schedule_s", "launch_s", "wait_
 
 
 def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str, Any]:
-    """Power of an engine that is loaded and has nothing to do."""
+    """Measure the power of an engine that is loaded and has nothing to do."""
     mark, started_s = bench.sampler.head, bench.recorder.clock()
     bench.sleep(duration_s)
     samples: EnergySamples = bench.sampler.since(mark)
@@ -408,7 +408,7 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
 
 
 def _groups(steps: dict[str, Array]) -> list[dict[str, float | None]]:
-    """Median times of steps with the same prompt tokens and context: chunks of one prompt differ in context."""
+    """Return median times of steps with equal prompt tokens and context; chunks of one prompt differ in context."""
     keys = np.stack([steps["prompt_tokens"], steps["prompt_context"]], axis=1)
     found = []
     for tokens, context in np.unique(keys, axis=0)[:8]:
