@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import MissingTool
-from wattcast.core.strict_files import BROWSERS
 from wattcast.core.units import show
 from wattcast.predictor.api import find_gpu
 from wattcast.report.configuration_view import RunSettings, view_configuration
-from wattcast.report.html_report import _memory, build_report, conclude_view, print_report
+from wattcast.report.html_report import BROWSERS, _memory, build_report, conclude_view, print_report
 from wattcast.workload.model_options import ModelOptions
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</title><script>alert(2)</script>$\\frac{$"

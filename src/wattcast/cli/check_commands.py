@@ -18,7 +18,7 @@ import typer
 from wattcast import __version__
 from wattcast.cli.shared_options import FIGURES, Environment, Json, save_plot, takes_options
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import BROWSERS, reference_folder
+from wattcast.core.strict_files import reference_folder
 from wattcast.core.whole_files import write_whole
 
 
@@ -128,6 +128,8 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
+    from wattcast.report.html_report import BROWSERS
+
     checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
     checks.append(_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
     checks += [

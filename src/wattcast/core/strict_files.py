@@ -211,9 +211,6 @@ class PublishedClaim:
 REFERENCE_VARIABLE = "WATTCAST_REFERENCE"
 
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # that print and test pages
-
-
 def reference_folder(variables: Mapping[str, str], project: Path | None = None) -> Path | None:
     """Return the folder named by ``WATTCAST_REFERENCE``, else ``../shared/reference`` of the project, else None."""
     named = variables.get(REFERENCE_VARIABLE)

@@ -23,7 +23,6 @@ import numpy as np
 
 from wattcast import __version__
 from wattcast.core.errors import MissingTool, WattcastError
-from wattcast.core.strict_files import BROWSERS
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction_summary import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # that print pages
 PAPERS = ("A4", "Letter")
 
 
