@@ -123,7 +123,7 @@ def show_gpu(
     ] = None,
     plot: Plot = None,
 ) -> None:
-    """Every number of one GPU with its source; what is unknown, and why.
+    """Show every number of one GPU with its source; what is unknown, and why.
 
     Example: wattcast gpus show h200 --energies --change registers=2
     """
@@ -235,7 +235,7 @@ def show_model(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Dimensions and source of a model; operators, FLOPs and bytes of a workload; memory by purpose.
+    """Show dimensions and source of a model; operators, FLOPs and bytes of a workload; memory by purpose.
 
     Example: wattcast models show llama3-8b --batch 8 --seq 1024 --phase decode --capacity 80GB
     """

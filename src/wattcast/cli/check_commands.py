@@ -40,7 +40,7 @@ def validate(
     quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
     **options: Any,
 ) -> None:
-    """Held-out errors beside trivial floors, published numbers and goals."""
+    """Print held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
 
     env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()

@@ -222,7 +222,7 @@ def accelwattch(
     refit: Annotated[bool, typer.Option("--refit", help="Fit again to the database instead of what ships.")] = False,
     json: Json = False,
 ) -> None:
-    """AccelWattch XML of a current GPU: energies fitted to our measurements, an interval beside each.
+    """Write AccelWattch XML of a current GPU: energies fitted to our measurements, an interval beside each.
 
     Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
     """
@@ -276,7 +276,7 @@ def side_by_side(
     page: Annotated[Path | None, typer.Option(help="Replace the tables at the end of this page.")] = None,
     json: Json = False,
 ) -> None:
-    """The same measured kernels through forecast, counter model and components, and where they differ.
+    """Put measured kernels through forecast, counter model and components, and show where they differ.
 
     Example: wattcast lab side-by-side h200
     """
@@ -333,7 +333,7 @@ def fit_component(
     out: Annotated[Path | None, typer.Option(help="Where to write it, .xml or .yaml.")] = None,
     json: Json = False,
 ) -> None:
-    """Bounded least squares on relative error; held-out errors beside the in-sample one, always.
+    """Fit by bounded least squares on relative error; held-out errors beside the in-sample one, always.
 
     Example: wattcast lab fit component runs.csv --measured watts --prefix part_ --leave-out total
     --architecture gpu.xml --out recalibrated.xml
@@ -485,7 +485,7 @@ def check_energies(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Every bottom-up energy beside one dumped from a simulator or fitted to a measured GPU: ratios and medians."""
+    """Compare bottom-up energies with those dumped from a simulator or fitted to a measured GPU."""
     from wattcast.gpuwattch import energy_checks
     from wattcast.validate.ledger import format_ledger
 

@@ -42,7 +42,7 @@ _place = folded("Where it is computed")
 
 @explore_app.callback()
 def _explore() -> None:
-    """Many configurations at once."""
+    """Explore many configurations at once."""
 
 
 @explore_app.command("sweep")
@@ -99,7 +99,7 @@ def designs(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Any field of a GPU and its settings over a grid or a sample, with the governor.
+    """Vary any field of a GPU and its settings over a grid or a sample, with the governor.
 
     Example: wattcast explore designs llama3-8b --gpu h200 --batch 8 --seq 1024
     --vary clock=600MHz:1980MHz:15MHz --vary sm_count=64:192:4 --out points.parquet
@@ -132,7 +132,7 @@ def fleet(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Which GPU runs what, at which clock, under a site's power budget.
+    """Decide which GPU runs what, at which clock, under a site's power budget.
 
     Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
     """
@@ -213,7 +213,7 @@ def plan(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """How many GPUs, how shared, at which power limit; latency percentiles, energy, cost and carbon.
+    """Find how many GPUs, how shared, at which power limit; latency percentiles, energy, cost and carbon.
 
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
     --gpu h100-sxm,h200

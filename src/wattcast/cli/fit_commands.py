@@ -43,7 +43,7 @@ def fit_kernels(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the held-out ledger as JSON."),
 ) -> None:
-    """Latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
+    """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.fit.database_fit import fit_kernel_database, write_fit
     from wattcast.validate import format_ledger, kernel_rows
 
@@ -83,7 +83,7 @@ def fit_host(
     out: Annotated[Path | None, typer.Option(help="Folder for the GPU's bundle with this launch cost.")] = None,
     json: Json = False,
 ) -> None:
-    """What issuing an operator costs the host, from rows launched eagerly.
+    """Fit what issuing an operator costs the host, from rows launched eagerly.
 
     Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
     """

@@ -64,7 +64,7 @@ def run(
     save: Annotated[Path | None, typer.Option(help="Keep the samples (.npz) for `wattcast serve --replay`.")] = None,
     **options: Any,
 ) -> None:
-    """Time, joules, mean and peak watts and clock of a command; its exit code passes through.
+    """Measure time, joules, mean and peak watts and clock of a command; its exit code passes through.
 
     A command that ended well and whose energy could not be measured, because the device was lost or its driver hung,
     exits with 5.
@@ -148,7 +148,7 @@ def estimate(
     gpu: Annotated[str | None, typer.Option(help="The device, for models that need its number of SMs.")] = None,
     json: Json = False,
 ) -> None:
-    """Watts of a run that is over: its kernel launches, and counters of each kernel collected once.
+    """Estimate the watts of a run that is over from its kernel launches and counters of each kernel.
 
     Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock 3201MHz
     """
@@ -216,7 +216,7 @@ def pack_engine(
     folders: Annotated[list[Path], typer.Argument(help="Folders of `measure engine`.")],
     out: Annotated[Path, typer.Option(help="Folder of the tables; what they hold is kept.")],
 ) -> None:
-    """Steps, requests and serving runs of an engine into tables that `lab validate` reads."""
+    """Pack steps, requests and serving runs of an engine into tables that `lab validate` reads."""
     from wattcast.serving.host_times import pack_engine_folders
 
     found = pack_engine_folders(folders, out)
@@ -236,7 +236,7 @@ def counters(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Hardware counters of a sample of operators, through ncu; or which counters a power model needs.
+    """Collect hardware counters of a sample of operators, through ncu; or say which a power model needs.
 
     Examples: wattcast lab counters --out rows;  wattcast lab counters --design h200
     """

@@ -68,7 +68,7 @@ def predict(
     figure: Annotated[str, typer.Option(help="breakdown|timeline|roofline|clocks")] = "breakdown",
     **options: Any,
 ) -> None:
-    """Speed, power and energy of each workload, in order, on GPUs of one kind.
+    """Predict speed, power and energy of each workload, in order, on GPUs of one kind.
 
     Example: wattcast predict llama3-8b --gpu h200 --phase decode --batch 32 --seq 4096
     """
@@ -155,7 +155,7 @@ def report(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Summary, memory, breakdown, timeline, clock curve, other GPUs, intervals, assumptions, provenance.
+    """Write a report: summary, memory, breakdown, timeline, clocks, other GPUs, intervals, assumptions, sources.
 
     Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
     """

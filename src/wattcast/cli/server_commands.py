@@ -78,7 +78,7 @@ def prometheus(
     once: Annotated[bool, typer.Option("--once", help="Print the metrics and end (textfile collector).")] = False,
     **options: Any,
 ) -> None:
-    """Measured and modelled power, energy, clock and the predicted saving, for Prometheus to scrape.
+    """Serve measured and modelled power, energy, clock and the predicted saving, for Prometheus to scrape.
 
     Example: wattcast export prometheus --workload llama3-8b --gpu h200 --batch 8 --seq 1024
     """
@@ -142,7 +142,7 @@ def grafana(
     out: Annotated[Path, typer.Option(help="The dashboard file to write, to be imported in Grafana.")],
     json: Json = False,
 ) -> None:
-    """A Grafana dashboard of these metrics.
+    """Write a Grafana dashboard of these metrics.
 
     Example: wattcast export grafana --out wattcast-dashboard.json
     """

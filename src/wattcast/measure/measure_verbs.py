@@ -62,7 +62,7 @@ def run(
     plot: Annotated[Path | None, Option("Save power over time (.png, .svg, .pdf).")] = None,
     json: Annotated[bool, Option("Print JSON; the command's output goes to stderr.")] = False,
 ) -> VerbResult:
-    """Time, joules, mean and peak watts and clock of a command; its exit code passes through."""
+    """Measure time, joules, mean and peak watts and clock of a command; its exit code passes through."""
     from wattcast.measure.measured_run import check_figure_path, draw_run_power, run_command, save_run_figure
 
     if plot:
@@ -83,7 +83,7 @@ def idle(
     source: Source = "auto",
     device: Device = 0,
 ) -> VerbResult:
-    """Power with nothing to do, at the clock the device rests at."""
+    """Measure power with nothing to do, at the clock the device rests at."""
     from wattcast.measure.measured_run import measure_idle
 
     result, identity = measure_idle(parse_seconds(seconds, "--seconds"), source, device)
@@ -95,7 +95,7 @@ def sensor(
     source: Source = "auto",
     device: Device = 0,
 ) -> VerbResult:
-    """Update period and averaging window of the power sensor, and what they imply."""
+    """Find update period and averaging window of the power sensor, and what they imply."""
     import json
 
     from wattcast.measure.power_sensor import probe_sensor
@@ -195,7 +195,7 @@ def counters(
     plan: Annotated[str, Option("Operators in place of the sample, a JSON object a line.")] = "",
     target: Target = False,
 ) -> VerbResult:
-    """Hardware counters of a sample of operators, through ncu."""
+    """Collect hardware counters of a sample of operators, through ncu."""
     from wattcast.measure.campaigns import nsight_counters
 
     budget_s = parse(budget, "s", "--budget")
@@ -212,7 +212,7 @@ def pack(
     folders: Annotated[list[Path], Option("Folders of campaigns.")],
     out: Annotated[Path, Option("Folder of the database.")],
 ) -> VerbResult:
-    """JSON Lines of campaigns into the tables of a database."""
+    """Pack the JSON Lines of campaigns into the tables of a database."""
     from wattcast.measure.database_files import pack_database
 
     return VerbResult(pack_database(folders, out))
@@ -223,7 +223,7 @@ def summary(
         str, Option("Folder of a database, or a GPU Wattcast ships one for.", positional=True)
     ] = "h200",
 ) -> VerbResult:
-    """Rows by kind and family, kernels named, and repeatability."""
+    """Summarise a database: rows by kind and family, kernels named, and repeatability."""
     from wattcast.core.measured_rows import database_folder
     from wattcast.measure.database_files import make_summary_page, summarise_database
 
@@ -237,7 +237,7 @@ def log(
     start: Annotated[str, Option("Leave out what came before this time.", "from")] = "",
     end: Annotated[str, Option("Leave out what came after this time.", "to")] = "",
 ) -> VerbResult:
-    """Mean and largest watts and joules of each rail from a log that another tool wrote."""
+    """Read mean and largest watts and joules of each rail from a log that another tool wrote."""
     from wattcast.measure.power_logs import read_power_log
 
     read = read_power_log(file, parse(interval, "s", "--interval"))
