@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,12 @@ def on_files(files: Any, config: Any) -> Any:
     for name, (_, schema) in schemas.items():
         files.append(File.generated(config, f"reference/{name}", content=json.dumps(schema, indent=1)))
     return files
+
+
+def on_page_content(html: str, **kwargs: Any) -> str:
+    """Keep a number and its percent sign on one line, outside code."""
+    parts = re.split(r"(<pre.*?</pre>)", html, flags=re.DOTALL)
+    return "".join(part if part.startswith("<pre") else re.sub(r"(\d) %", r"\1&nbsp;%", part) for part in parts)
 
 
 def json_schemas() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -137,8 +144,6 @@ def python_page() -> str:
 
 def _paragraphs(text: str) -> str:
     """A docstring as Markdown: roles and double backticks become single ones, examples become code."""
-    import re
-
     text = inspect.cleandoc(text)
     text = re.sub(r":\w+:`~?([^`]+)`", lambda m: f"`{m[1].split('.')[-1]}`", text)
     text = text.replace("``", "`").replace("\b", "")

@@ -6,6 +6,7 @@ python studies/serving_figure.py docs/images/serving-traffic.png
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain
 from wattcast.hardware import Gpu
-from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
+from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure, save_figure
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.host_times import EngineRecords, load_engine_records
 from wattcast.validate.serving_checks import is_held_out, serve_again, tabulate_engine
@@ -27,7 +28,7 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
     runs = [row for row in records.select_kind("traffic") if row["model"] in MODELS]
     models = list(dict.fromkeys(row["model"] for row in runs))
     engines = {row["model"]: row for row in records.select_kind("engine")}
-    figure = new_figure(4.0 * len(models), 7.0)
+    figure = new_figure(2.9 * len(models), 6.4)
     panels = figure.subplots(2, len(models), squeeze=False)
     share = np.linspace(2.0, 99.0, 25)
     for place, model in enumerate(models):
@@ -39,7 +40,7 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
             for axes, simulated, measured in zip(
                 panels[:, place], (result.ttft_s, result.tpot_s), _measured_times(records, row), strict=True
             ):
-                label = f"load {row['load']:g}" + (", held out" if is_held_out(row) else "")
+                label = f"load {row['load']:g}" + ("" if is_held_out(row) else ", fitted")
                 axes.plot(np.nanpercentile(simulated, share) * 1e3, share, color=colour, label=label)
                 axes.plot(np.percentile(measured, share) * 1e3, share, "o", ms=3, color=colour)
         for axes, text in zip(
@@ -47,10 +48,13 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
         ):
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter("")
-            axes.set(xlabel=text, ylabel="Requests (%)")
+            axes.set(xlabel=text)
+            axes.tick_params(labelleft=place == 0)
         panels[0, place].set_title(model)
-        panels[0, place].legend(frameon=False)
-    note = "dots measured: vLLM 0.25.1 on an H200, database/h200/engine_requests.parquet; lines simulated"
+        panels[0, place].legend(frameon=False, loc="lower right", handlelength=1.0, borderpad=0.0)
+    for row in panels[:, 0]:
+        row.set_ylabel("Requests (%)")
+    note = "dots measured: vLLM 0.25.1 on an H200, database/h200/engine_requests.parquet; lines simulated; loads are held out unless fitted"
     return add_caption(figure, note)
 
 
@@ -64,4 +68,4 @@ def _measured_times(records: EngineRecords, row: Plain) -> tuple[Array, Array]:
 
 
 if __name__ == "__main__":
-    draw_serving_check(load_engine_records("h200"), hardware.load_gpu("h200")).savefig(sys.argv[1], dpi=100)
+    save_figure(draw_serving_check(load_engine_records("h200"), hardware.load_gpu("h200")), Path(sys.argv[1]))

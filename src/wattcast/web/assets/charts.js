@@ -96,13 +96,13 @@ export function powerArea(into, columns, parts, mean, label) {
 
 // What a setting trades: a curve with the operating point on it, to drag or to move with the arrow keys.
 export function tradeCurve(into, { x, y, labels, at, xLabel, yLabel, label, onPick, notes = [] }) {
-  const span = (values) => { const low = Math.min(...values), high = Math.max(...values), pad = (high - low || high) * 0.08; return [Math.max(low - pad, 0), high + pad]; };
-  const [xl, xh] = span(x), [yl, yh] = span(y);
+  const span = (values, room) => { const low = Math.min(...values), high = Math.max(...values), pad = high - low || high; return [Math.max(low - room * pad, 0), high + 0.08 * pad]; };
+  const [xl, xh] = span(x, 0.08), [yl, yh] = span(y, 0.16);
   const { root, sx, sy } = frame(into, { x: { low: xl, high: xh, label: xLabel }, y: { low: yl, high: yh, label: yLabel }, height: 300, label, marks: true });
   root.append(svg("path", { d: path(x, y, sx, sy), class: "line s0" }));
   for (const { index, text, css = "f2" } of notes) {
     root.append(svg("circle", { cx: sx(x[index]), cy: sy(y[index]), r: 5, class: css }),
-      svg("text", { x: sx(x[index]), y: sy(y[index]) - 12, "text-anchor": sx(x[index]) > into.clientWidth * 0.7 ? "end" : "middle", class: "halo" }, text));
+      svg("text", { x: sx(x[index]), y: sy(y[index]) + 20, "text-anchor": sx(x[index]) > into.clientWidth * 0.7 ? "end" : "middle", class: "halo" }, text));
   }
   let now = at;
   const ring = svg("circle", {

@@ -45,7 +45,7 @@ export function drawPredict() {
   drawTrade(v);
   drawRoof(v);
   const p = v.prediction, from = p.provenance;
-  $("support").textContent = `Support: ${p.support.word}. ${p.support.reason}. ${p.support.why}. Intervals are ${percent(p.interval.level)}.`;
+  $("support").textContent = `Support: ${p.support.word}: ${p.support.reason}. ${p.support.why}. Intervals are ${percent(p.interval.level)}.`;
   notes($("assumed"), p.assumptions);
   $("source").textContent = `${from.status} coefficients: ${[from.source, from.device, from.date].filter(Boolean).join(", ")}. Wattcast ${v.wattcast}.`;
 }
@@ -236,6 +236,6 @@ export function drawWhy() {
       if (modules.length) bars(parts, largest(modules), `${"ABCD"[k]} minus A by module: ${signed(pair.difference[what])}`);
       numbers(table, ["Operator", "Calls", "Time", "Energy"], pair.operators.map((o) => [o.name, o.calls.map((n) => number(n, 6)).join(" \u2192 "), `${o.latency_s < 0 ? "\u2212" : "+"}${show(Math.abs(o.latency_s), "s")}`, o.energy_j === null ? "" : `${o.energy_j < 0 ? "\u2212" : "+"}${show(Math.abs(o.energy_j), "J")}`]), `Operators that differ between A and ${"ABCD"[k]}`);
     });
-    return [element("h3", {}, `${"ABCD"[k]} \u2212 A: ${signed(pair.difference[what])}`), into, modules.length ? element("h3", {}, "The same by module") : "", parts, table];
+    return [element("h3", {}, `${"ABCD"[k]} \u2212 A: ${signed(pair.difference[what])}`), into, modules.length ? element("h3", {}, "By module") : "", parts, table];
   }));
 }

@@ -211,8 +211,9 @@ async function showGpu(name) {
     found = await answer.json();
     if (!answer.ok) throw new Error(found.error);
   } catch (error) { complain("gpu", error.message); return; }
-  const rows = found.numbers.map((n) => [n.field, number(n.value, 6), element("span", {}, [n.source, n.note, ...n.disputed.map(([value, by]) => `disputed: ${value} (${by})`)].filter(Boolean).join("; "))]);
-  const made = table(["Number", "Value (SI)", "Source"], rows, `Every number of ${found.name} with its source`);
+  const unit = (field) => [["byte_per_s", "byte/s"], ["_byte", "byte"], ["_byte_per_block", "byte"], ["_hz", "Hz"], ["_w", "W"]].find(([end]) => field.endsWith(end))?.[1];
+  const rows = found.numbers.map((n) => [n.field, unit(n.field) ? show(n.value, unit(n.field), 4) : number(n.value, 6), element("span", {}, [n.source, n.note, ...n.disputed.map(([value, by]) => `disputed: ${value} (${by})`)].filter(Boolean).join("; "))]);
+  const made = table(["Number", "Value", "Source"], rows, `Every number of ${found.name} with its source`);
   for (const cell of made.querySelectorAll("td:nth-child(3), th:nth-child(3)")) cell.classList.add("text");
   $("gpu-detail").replaceChildren(element("h2", {}, `${found.title}, ${found.process}`),
     element("p", {}, element("button", { type: "button", onclick: () => { commit("gpu", () => { Object.assign(config(), { gpu: found.name, clock_hz: null, power_limit_w: null }); state.tab = "predict"; }); use(); } }, "Predict on it")),
