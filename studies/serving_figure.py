@@ -54,7 +54,7 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
         panels[0, place].legend(frameon=False, loc="lower right", handlelength=1.0, borderpad=0.0)
     for row in panels[:, 0]:
         row.set_ylabel("Requests (%)")
-    note = "dots measured: vLLM 0.25.1 on an H200, database/h200/engine_requests.parquet; lines simulated; loads are held out unless fitted"
+    note = "dots measured: vLLM 0.25.1 on an H200; lines simulated; loads are held out unless fitted"
     return add_caption(figure, note)
 
 
