@@ -281,7 +281,7 @@ FORCE = "Predict it all the same: --force, force=True."
 
 
 def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: ModelOptions) -> list[str]:
-    """Return what would hold a workload: more of the same GPU, the smallest other GPU, a smaller batch."""
+    """Return what would hold a workload: more of the same GPU, the smallest other GPU of its use, a smaller batch."""
     capacity_byte, ways = float(np.max(gpu.memory.capacity_byte)), []
     if model is not None:
         for tp in (2, 4, 8, 16, 32, 64):
@@ -292,11 +292,13 @@ def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: M
             if held.fits(capacity_byte):
                 ways.append(f"on {graph.gpu_count * tp} x {gpu.name} (tp {options.tp * tp})")
                 break
-    cards = [
-        (float(np.max(card.memory.capacity_byte)), card.name) for card in map(hardware.load_gpu, hardware.gpu_names())
-    ]
-    if enough := sorted(card for card in cards if graph.memory_byte is not None and card[0] >= graph.memory_byte):
-        ways.append(f"on {graph.gpu_count} x {enough[0][1]} of {units.show(enough[0][0], 'byte', 3)}")
+    needed_byte = graph.memory_byte or 0.0
+    others = [card for card in map(hardware.load_gpu, hardware.gpu_names()) if card.use is gpu.use]
+    enough = [card for card in others if np.max(card.memory.capacity_byte) >= needed_byte]
+    if enough:  # of two as large the one with the faster memory
+        smallest = min(enough, key=lambda c: (np.max(c.memory.capacity_byte), -np.max(c.memory.byte_per_s)))
+        size = units.show(float(np.max(smallest.memory.capacity_byte)), "byte", 3)
+        ways.append(f"on {graph.gpu_count} x {smallest.name} of {size}")
     if model is not None and options.batch > 1:
         largest = find_largest_batch(model, options, capacity_byte)
         ways += [f"with a batch of {largest}"] if largest else []

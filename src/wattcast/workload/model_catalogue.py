@@ -68,8 +68,10 @@ ARCHITECTURES: dict[str, ModelArchitecture] = {
     "mobilevit": ModelArchitecture(
         ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit", item="picture"
     ),
-    "unet": ModelArchitecture(ModelKind.VISION, "image_models", "UnetDims", "trace_unet", item="denoising step"),
-    "dit": ModelArchitecture(ModelKind.VISION, "image_models", "DitDims", "trace_dit", item="denoising step"),
+    "unet": ModelArchitecture(ModelKind.VISION, "denoisers", "UnetDims", "trace_unet", item="denoising step"),
+    "dit": ModelArchitecture(ModelKind.VISION, "denoisers", "DitDims", "trace_dit", item="denoising step"),
+    "joint": ModelArchitecture(ModelKind.VISION, "denoisers", "JointDims", "trace_joint", item="denoising step"),
+    "video": ModelArchitecture(ModelKind.VISION, "denoisers", "VideoDims", "trace_video", item="denoising step"),
 }
 
 

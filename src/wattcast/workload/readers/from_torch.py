@@ -99,7 +99,7 @@ def capture_module(
     run, weights = _without_data(torch, module)
     fixed_byte = recorder.memory.fix([*weights, *_list_tensors(torch, (args, kwargs))])
     kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)  # what backward needs stays alive
-    with torch.device("meta"), recorder, _gpu_kernels(torch), kept:
+    with torch.device("meta"), recorder, _gpu_kernels(torch, recorder), kept:
         try:
             with torch.set_grad_enabled(train):
                 out = run(*args, **kwargs)
@@ -227,7 +227,7 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
         def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
             given = _to_symbolic(torch, (*args, *kwargs.values()))
             results = tuple(find_tensors(_to_symbolic(torch, (out,))))
-            call = AtenCall(func.overloadpacket.__name__, given, results, tf32, len(args))
+            call = AtenCall(getattr(func, "overloadpacket", func).__name__, given, results, tf32, len(args))
             if not (results or call.inputs) or (results and not any(t.numel for t in results)):
                 return
             found = map_call(call)
@@ -252,9 +252,13 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
     return Recorder()
 
 
-def _gpu_kernels(torch: Any) -> Any:
-    """Return a mode that sends attention, dropout and fp16 softmax to the kernels a GPU would pick."""
+def _gpu_kernels(torch: Any, recorder: Any) -> Any:
+    """Return a mode that sends attention, dropout, fp16 softmax and RMS norms to the kernels a GPU would pick.
+
+    An RMS norm is one kernel on a GPU since PyTorch 2.9 and eight operators elsewhere [pytorch/pytorch#153666].
+    """
     aten, plain = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
+    rms_norms = (torch.nn.functional.rms_norm, torch.rms_norm)
     dropouts = (torch.nn.functional.dropout, torch.dropout)
     softmaxes = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
     base: Any = import_module("torch.overrides").TorchFunctionMode
@@ -267,7 +271,27 @@ def _gpu_kernels(torch: Any) -> Any:
                 return drop(*args, **(kwargs or {}))
             if func in softmaxes and (kwargs or {}).get("dtype") is torch.float32 and args[0].dtype is torch.float16:
                 return aten._softmax(args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
+            if func in rms_norms:
+                return norm(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
+
+    class RootMeanSquare(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, shape: Sequence[int]) -> Any:
+            ctx.save_for_backward(x, weight)
+            ctx.shape, out = shape, torch.empty_like(x, memory_format=torch.contiguous_format)
+            recorder.record(aten._fused_rms_norm, (x, shape, weight), {}, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            found = torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+            recorder.record(aten._fused_rms_norm_backward, (grad, x, ctx.shape, weight), {}, found)
+            return *found, None
+
+    def norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        return RootMeanSquare.apply(input, weight, list(normalized_shape))
 
     def drop(input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False) -> Any:
         return aten.native_dropout(input, p, True)[0] if training and train and p > 0.0 else input

@@ -1,0 +1,491 @@
+"""Networks that denoise latent pictures and videos: the U-Net and transformers that are told the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wattcast.core.units import Dtype
+from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.tracing import tensor_functions as functional
+from wattcast.workload.tracing.program import PassSettings, Program
+from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
+
+
+@dataclass(frozen=True)
+class UnetDims:
+    """Published dimensions of a U-Net with cross attention to a text."""
+
+    widths: tuple[int, ...]
+    blocks: int  # residual blocks a level on the way down; one more on the way up
+    text_hidden: int
+    depths: tuple[int, ...]  # transformer layers behind each block of a level; 0: none
+    middle: int  # transformer layers at the bottom
+    heads: int = 0  # of every level; 0: heads of ``head_dim``
+    head_dim: int = 64
+    added: int = 0  # width of a summary of text and sizes that joins the time
+    text_length: int = 77
+    channels: int = 4
+    image: int = 64  # latent pixels
+
+
+def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace the noise of every latent pixel, from the latent, the time and the text."""
+    program = run.new_program()
+    program.section("unet", lambda tape: _unet(dims, run, tape))
+    return program
+
+
+def _unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
+    """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
+    time = _embed_time(run, tape, dims.widths[0])
+    if dims.added:
+        time = time + _embed_vector(run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0])
+    text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
+    latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+    x = functional.conv2d(latent, dims.widths[0], 3, bias=True)
+    kept = [x]
+    for level, width in enumerate(dims.widths):
+        with tape.scope(f"down{level}"):
+            for _ in range(dims.blocks):
+                x = _residual(run, x, time, width)
+                x = _attend_text(dims, run, x, text, dims.depths[level])
+                kept.append(x)
+            if level < len(dims.widths) - 1:
+                x = functional.conv2d(x, width, 3, stride=2, bias=True)
+                kept.append(x)
+    with tape.scope("middle"):
+        x = _residual(run, x, time, x.shape[1])
+        x = _residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
+    for level in reversed(range(len(dims.widths))):
+        with tape.scope(f"up{level}"):
+            for _ in range(dims.blocks + 1):
+                x = _residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
+                x = _attend_text(dims, run, x, text, dims.depths[level])
+            if level:
+                x = functional.conv2d(functional.upsample(x), x.shape[1], 3, bias=True)
+    return _norm_convolve(x, dims.channels)
+
+
+def _embed_time(run: PassSettings, tape: Tape, width: int) -> Tensor:
+    """Turn the step number into sines and cosines and pass them through two layers."""
+    with tape.scope("time"):
+        rates = pointwise("exp", pointwise("scale", fill(tape, (width // 2,), Dtype.FP32)))
+        angle = pointwise("mul", tape.empty((run.batch, 1), Dtype.FP32), rates)
+        waves = cat([pointwise("sin", angle), pointwise("cos", angle)], -1).to(run.dtype)
+        return _embed_vector(run, waves, 4 * width)
+
+
+def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "silu") -> Tensor:
+    """Pass a vector through two linear layers."""
+    inner = functional.activation(function, layers.project(run, x, width, bias=True))
+    return layers.project(run, inner, width, bias=True)
+
+
+def _norm_convolve(x: Tensor, width: int) -> Tensor:
+    """Norm, apply SiLU and convolve 3x3."""
+    return functional.conv2d(functional.activation("silu", functional.group_norm(x)), width, 3, bias=True)
+
+
+def _residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Tensor:
+    """Convolve twice with the time added between; the input is added through a 1x1 where the width changes.
+
+    Sums are scaled in a kernel of its own, here and after attention, as diffusers does even by 1.
+    """
+    with x.tape.scope("residual"):
+        y = _norm_convolve(x, width)
+        shift = layers.project(run, functional.activation("silu", time), width, bias=True)
+        y = _norm_convolve(y + shift.view(run.batch, width, 1, 1), width)
+        return ((x if x.shape[1] == width else functional.conv2d(x, width, 1, bias=True)) + y) * 1.0
+
+
+def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, depth: int) -> Tensor:
+    """Let pixels attend to one another and to the text, then run a gated feed-forward layer, ``depth`` times.
+
+    Networks with heads of one size enter and leave by a linear layer, those with a number of heads by a convolution.
+    """
+    if not depth:
+        return x
+    n, c, h, w = x.shape
+    with x.tape.scope("transformer"):
+        y = functional.group_norm(x)
+        if dims.heads:
+            y = functional.conv2d(y, c, 1, bias=True).permute(0, 2, 3, 1).reshape(n, h * w, c)
+        else:
+            y = layers.project(run, y.permute(0, 2, 3, 1).reshape(n, h * w, c), c, bias=True)
+        for _ in range(depth):
+            normed = layers.layer_norm(run, y)
+            y = _cross_attention(dims, run, normed, normed) + y
+            y = _cross_attention(dims, run, layers.layer_norm(run, y), text) + y
+            wide = layers.project(run, layers.layer_norm(run, y), 8 * c, bias=True)
+            value, gate = wide.split(4 * c, 4 * c)
+            y = layers.project(run, value * functional.activation("gelu", gate), c, bias=True) + y
+        if not dims.heads:
+            y = layers.project(run, y, c, bias=True)
+        y = y.reshape(n, h, w, c).permute(0, 3, 1, 2).contiguous()
+        return (functional.conv2d(y, c, 1, bias=True) if dims.heads else y) + x
+
+
+def _cross_attention(dims: UnetDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
+    """Attend with queries from ``x``, keys and values from ``source``; only the output has a bias."""
+    width = x.shape[-1]
+    parts = (layers.project(run, t, width) for t in (x, source, source))
+    head_dim = width // dims.heads if dims.heads else dims.head_dim
+    q, k, v = (layers.split_heads(part, head_dim) for part in parts)
+    return layers.project(run, layers.attend(run, q, k, v, causal=False), width, bias=True) * 1.0
+
+
+@dataclass(frozen=True)
+class DitDims:
+    """Published dimensions of a diffusion transformer with adaptive layer norm."""
+
+    layers: int
+    hidden: int
+    heads: int
+    patch: int
+    channels: int = 4
+    classes: int = 1000
+    mlp_ratio: float = 4.0
+    image: int = 32  # latent pixels
+
+
+def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace noise and variance of every latent pixel, from the latent, the time and the class."""
+    program = run.new_program()
+    x, signal = program.section("embedding", lambda tape: _embed_dit(dims, run, tape))
+    repeat = -(-dims.layers // stages)
+    (x,) = program.section("layers", lambda tape, *given: _dit_layer(dims, run, *given), x, signal, repeat=repeat)
+    program.section("head", lambda tape, x, signal: _dit_head(dims, run, x, signal), x, signal)
+    return program
+
+
+def _embed_dit(dims: DitDims, run: PassSettings, tape: Tape) -> tuple[Tensor, Tensor]:
+    """Return patches with positions, and the sum of time and class as one signal."""
+    latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+    x = functional.conv2d(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+    tokens = (run.image // dims.patch) ** 2
+    x = x.view(run.batch, dims.hidden, tokens).transpose(1, 2)
+    x = x + tape.empty((1, tokens, dims.hidden), run.dtype)  # fixed sines, not learned
+    with tape.scope("time"):
+        waves = cat([tape.empty((run.batch, 128), run.dtype) for _ in range(2)], -1)
+        time = _embed_vector(run, waves, dims.hidden)
+    label = functional.embedding(tape.parameter(dims.classes + 1, dims.hidden, dtype=run.dtype), (run.batch,))
+    return x, time + label
+
+
+def _dit_layer(dims: DitDims, run: PassSettings, x: Tensor, signal: Tensor) -> Tensor:
+    """Attend, then feed forward, each shifted and scaled before and gated after by the signal."""
+    parts = _split_signal(run, signal, 6)
+    with x.tape.scope("attention"):
+        fused = layers.project(run, _modulate(x, parts[0], parts[1]), 3 * dims.hidden, bias=True)
+        q, k, v = (layers.split_heads(p, dims.hidden // dims.heads) for p in fused.split(*[dims.hidden] * 3))
+        out = layers.attend(run, q, k, v, causal=False)
+        x = x + parts[2] * layers.project(run, out, dims.hidden, bias=True)
+    with x.tape.scope("mlp"):
+        width = int(dims.hidden * dims.mlp_ratio)
+        return x + parts[5] * layers.feed_forward(run, _modulate(x, parts[3], parts[4]), width, "gelu_tanh")
+
+
+def _dit_head(dims: DitDims, run: PassSettings, x: Tensor, signal: Tensor) -> Tensor:
+    """Apply a last modulated norm, project to pixels, and put the patches back in place."""
+    shift, scale = _split_signal(run, signal, 2)
+    pixels = dims.patch * dims.patch * 2 * dims.channels
+    return layers.project(run, _modulate(x, shift, scale), pixels, bias=True).clone()
+
+
+def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
+    """Project the signal to ``count`` shifts, scales and gates."""
+    width = signal.shape[-1]
+    control = layers.project(run, functional.activation("silu", signal), count * width, bias=True)
+    return [part.unsqueeze(1) for part in control.split(*[width] * count)]
+
+
+def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Compute norm(x)·(1 + scale) + shift, the norm without weights."""
+    return functional.layer_norm(x, None, None) * (scale + 1.0) + shift
+
+
+@dataclass(frozen=True)
+class JointDims:
+    """Published dimensions of a transformer in which picture and text attend to one another (SD3, FLUX.1)."""
+
+    layers: int  # with weights of their own for picture and text
+    heads: int
+    head_dim: int
+    text_length: int
+    pooled: int  # width of a summary of the text
+    single_layers: int = 0  # with one set of weights for both, the feed-forward layer beside the attention
+    normed: bool = False  # whether queries and keys are normed
+    axes: tuple[int, ...] = ()  # values of a head that each axis of positions rotates; none: positions are added
+    guidance: bool = False  # whether the strength of guidance is given beside the time
+    text_hidden: int = 4096
+    channels: int = 16
+    patch: int = 2
+    mlp_ratio: float = 4.0
+    image: int = 128  # latent pixels
+
+    @property
+    def hidden(self) -> int:
+        """Width of a token."""
+        return self.heads * self.head_dim
+
+
+def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one denoising step: layers of two streams, then layers of one, or a last one that leaves the text."""
+    program = run.new_program()
+    given = program.section("embedding", lambda tape: _embed_joint(dims, run, tape))
+    x, text, *rest = given
+
+    def two_streams(tape: Tape, *given: Tensor) -> list[Tensor]:
+        return _two_streams(dims, run, *given)
+
+    doubled = -(-(dims.layers - (not dims.single_layers)) // stages)
+    x, text = program.section("layers", two_streams, x, text, *rest, repeat=doubled)
+    if dims.single_layers:
+        single = lambda tape, *given: _one_stream(dims, run, *given)  # noqa: E731
+        repeat = -(-dims.single_layers // stages)
+        x, text = program.section("single layers", single, x, text, *rest, repeat=repeat)
+    else:
+        last = lambda tape, *given: _two_streams(dims, run, *given, last=True)[0]  # noqa: E731
+        (x,) = program.section("last layer", last, x, text, *rest)
+
+    def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+        scale, shift = _split_signal(run, signal, 2)
+        out = layers.project(run, _modulate(x, shift, scale), dims.patch**2 * dims.channels, bias=True)
+        return out if dims.axes else out.clone()
+
+    program.section("head", head, x, rest[0])
+    return program
+
+
+def _embed_joint(dims: JointDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Return patches, text, the signal of time and summary, and the angles of positions where these rotate."""
+    tokens = (run.image // dims.patch) ** 2
+    if dims.axes:
+        x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
+        x = layers.project(run, x, dims.hidden, bias=True)
+    else:
+        latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = functional.conv2d(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = x.view(run.batch, dims.hidden, tokens).transpose(1, 2)
+        x = (x + tape.empty((1, tokens, dims.hidden), run.dtype).clone()).contiguous()
+    with tape.scope("time"):
+        signal = _embed_waves(run, tape, dims.hidden)
+        for _ in range(dims.guidance):
+            signal = signal + _embed_waves(run, tape, dims.hidden)
+        pooled = tape.empty((run.batch, dims.pooled), run.dtype)
+        signal = signal + _embed_vector(run, pooled, dims.hidden)
+    text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
+    text = layers.project(run, text, dims.hidden, bias=True)
+    return [x, text, signal, *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ())]
+
+
+def _embed_waves(run: PassSettings, tape: Tape, width: int, waves: int = 256) -> Tensor:
+    """Turn a number into sines and cosines, cosines first, and pass them through two layers."""
+    rates = pointwise("exp", pointwise("scale", pointwise("scale", fill(tape, (waves // 2,), Dtype.FP32))))
+    angle = pointwise("scale", pointwise("mul", tape.empty((run.batch, 1), run.dtype).to(Dtype.FP32), rates))
+    both = cat([pointwise("sin", angle), pointwise("cos", angle)], -1)
+    halves = both.split(waves // 2, waves // 2)
+    return _embed_vector(run, cat(halves[::-1], -1).to(run.dtype), width)
+
+
+def _rotate_axes(dims: JointDims, tape: Tape, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of every token's place, computed in fp64 an axis at a time."""
+    with tape.scope("rotary"):
+        waves: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for size in dims.axes:
+            rates = fill(tape, (size // 2,), Dtype.FP64)
+            for step in ("scale", "pow", "div", "scale", "scale"):
+                rates = pointwise(step, rates)
+            angle = pointwise("mul", tape.empty((tokens, 1), Dtype.FP32), rates, out_dtype=Dtype.FP64)
+            for name, kept in zip(("cos", "sin"), waves, strict=True):
+                twice = cat([pointwise(name, angle)] * 2, -1)
+                kept.append(twice.to(Dtype.FP32))
+        cos, sin = (cat(parts, -1) for parts in waves)
+        return cos, sin
+
+
+def _two_streams(
+    dims: JointDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor, last: bool = False
+) -> list[Tensor]:
+    """Attend over text and picture together and feed each forward by itself; ``last``: the text is only read."""
+    own, other = _split_signal(run, signal, 6), _split_signal(run, signal, 2 if last else 6)
+    normed = [_modulate(x, own[0], own[1]), _modulate(text, other[0], other[1])]
+    with x.tape.scope("attention"):
+        streams = [[layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed]
+        out = _attend_joint(dims, run, streams[::-1] if dims.axes else streams, angles)
+        order = (text, x) if dims.axes else (x, text)
+        parts = {}
+        start = 0
+        for stream in order:
+            part = out.slice(1, start, start + stream.shape[1])
+            parts[id(stream)] = part.contiguous() if dims.axes else part
+            start += stream.shape[1]
+        attended = layers.project(run, parts[id(x)], dims.hidden, bias=True)
+        told = None if last else layers.project(run, parts[id(text)], dims.hidden, bias=True)
+    x = _feed_stream(dims, run, x, attended, own)
+    return [x] if told is None else [x, _feed_stream(dims, run, text, told, other)]
+
+
+def _feed_stream(dims: JointDims, run: PassSettings, x: Tensor, attended: Tensor, parts: list[Tensor]) -> Tensor:
+    """Add what was attended to, gated, and a modulated feed-forward layer, gated again."""
+    x = x + parts[2] * attended
+    with x.tape.scope("mlp"):
+        width = int(dims.hidden * dims.mlp_ratio)
+        return x + parts[5] * layers.feed_forward(run, _modulate(x, parts[3], parts[4]), width, "gelu_tanh")
+
+
+def _one_stream(
+    dims: JointDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor
+) -> list[Tensor]:
+    """Attend and feed forward side by side over text and picture as one row of tokens."""
+    joined = cat([text, x], 1)
+    shift, scale, gate = _split_signal(run, signal, 3)
+    normed = _modulate(joined, shift, scale)
+    wide = layers.project(run, normed, int(dims.hidden * dims.mlp_ratio), bias=True)
+    wide = functional.activation("gelu_tanh", wide)
+    with x.tape.scope("attention"):
+        parts = [layers.project(run, normed, dims.hidden, bias=True) for _ in range(3)]
+        out = _attend_joint(dims, run, [parts], angles)
+    out = joined + gate * layers.project(run, cat([out, wide], 2), dims.hidden, bias=True)
+    return [out.slice(1, text.shape[1], out.shape[1]), out.slice(1, 0, text.shape[1])]
+
+
+def _attend_joint(
+    dims: JointDims, run: PassSettings, streams: Sequence[Sequence[Tensor]], angles: Sequence[Tensor]
+) -> Tensor:
+    """Attend over queries, keys and values of all streams, ``[batch, length, hidden]``."""
+    heads = [[part.view(*part.shape[:2], dims.heads, dims.head_dim) for part in parts] for parts in streams]
+    if dims.normed:  # PyTorch's norm, which is one kernel, or diffusers' own, which is several
+        for parts in heads:
+            parts[:2] = [_norm_rows(run, p) if dims.axes else layers.rms_norm(run, p) for p in parts[:2]]
+    if not dims.axes:  # heads come before tokens when streams are joined
+        heads = [[part.transpose(1, 2) for part in parts] for parts in heads]
+    axis = 1 if dims.axes else 2
+    q, k, v = heads[0] if len(heads) == 1 else [cat(same, axis) for same in zip(*heads, strict=True)]
+    if dims.axes:
+        q, k, v = (t.transpose(1, 2) for t in (_rotate_pairs(q, *angles), _rotate_pairs(k, *angles), v))
+    return layers.attend(run, q, k, v, causal=False)
+
+
+def _norm_rows(run: PassSettings, x: Tensor) -> Tensor:
+    """Apply an RMS norm over the last dimension in one kernel."""
+    return functional.rms_norm(x, x.tape.parameter(x.shape[-1], dtype=run.dtype))
+
+
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring values of every head in fp32, ``[batch, length, heads, dim]``."""
+    cos, sin = (t.unsqueeze(1) for t in (cos, sin))
+    half = x.shape[-1] // 2
+    odd, even = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
+    turned = cat([-odd, even], -1)
+    return (x.to(Dtype.FP32) * cos + turned.to(Dtype.FP32) * sin).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class VideoDims:
+    """Published dimensions of a transformer that denoises a video by attention over all frames (Wan 2.1)."""
+
+    layers: int
+    heads: int
+    intermediate: int
+    head_dim: int = 128
+    text_hidden: int = 4096
+    text_length: int = 512
+    channels: int = 16
+    patch: int = 2
+    frames: int = 21  # of the latent video: one, and one for every four after it
+    image: int = 60  # latent rows
+    columns: int = 104  # latent columns at that number of rows
+
+    @property
+    def hidden(self) -> int:
+        """Width of a token."""
+        return self.heads * self.head_dim
+
+
+def trace_video(dims: VideoDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one denoising step of a whole video."""
+    program = run.new_program()
+    x, text, signal, time = program.section("embedding", lambda tape: _embed_video(dims, run, tape))
+    repeat = -(-dims.layers // stages)
+    (x,) = program.section(
+        "layers", lambda tape, *given: _video_layer(dims, run, *given), x, text, signal, repeat=repeat
+    )
+
+    def head(tape: Tape, x: Tensor, time: Tensor) -> Tensor:
+        shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
+        out = _norm_wide(x, shift, scale)
+        return layers.project(run, out, dims.patch**2 * dims.channels, bias=True).clone()
+
+    program.section("head", head, x, time)
+    return program
+
+
+def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Return patches, text, six signals for every layer, and the time they were made of."""
+    rows, columns = run.image // dims.patch, dims.columns * run.image // dims.image // dims.patch
+    frames = run.batch * dims.frames  # a patch holds one frame, so that frames are pictures
+    video = tape.empty((frames, dims.channels, rows * dims.patch, columns * dims.patch), run.dtype)
+    x = functional.conv2d(video, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+    x = x.view(run.batch, dims.frames, dims.hidden, rows * columns).transpose(2, 3)
+    x = x.reshape(run.batch, dims.frames * rows * columns, dims.hidden)
+    with tape.scope("time"):
+        time = _embed_waves(run, tape, dims.hidden)
+        signal = layers.project(run, functional.activation("silu", time), 6 * dims.hidden, bias=True)
+    text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
+    text = _embed_vector(run, text, dims.hidden, "gelu_tanh")
+    return [x, text, signal.view(run.batch, 6, dims.hidden), time]
+
+
+def _video_layer(dims: VideoDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor) -> Tensor:
+    """Attend over the video, then to the text, then feed forward; sums and norms are computed in fp32."""
+    tape = x.tape
+    parts = _add_table(tape, run, signal.to(Dtype.FP32), 6)
+    with tape.scope("attention"):
+        normed = _norm_wide(x, parts[0], parts[1])
+        x = _add_wide(x, _attend_video(dims, run, normed, normed), parts[2])
+    with tape.scope("text"):
+        wide = x.to(Dtype.FP32)
+        weights = [tape.parameter(dims.hidden, dtype=run.dtype).to(Dtype.FP32) for _ in range(2)]
+        x = x + _attend_video(dims, run, functional.layer_norm(wide, *weights).to(run.dtype), text)
+    with tape.scope("mlp"):
+        out = layers.feed_forward(run, _norm_wide(x, parts[3], parts[4]), dims.intermediate, "gelu_tanh")
+        return _add_wide(x, out.to(Dtype.FP32), parts[5])
+
+
+def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
+    """Attend with queries from ``x``, keys and values from ``source``; places in the video rotate the heads."""
+    q, k, v = (layers.project(run, t, dims.hidden, bias=True) for t in (x, source, source))
+    q, k = (_norm_rows(run, t) for t in (q, k))
+    heads = [t.view(*t.shape[:2], dims.heads, dims.head_dim) for t in (q, k, v)]
+    if source is x:
+        heads[:2] = [_rotate_halves(t) for t in heads[:2]]
+    out = layers.attend(run, *(t.transpose(1, 2) for t in heads), causal=False)
+    return layers.project(run, out, dims.hidden, bias=True)
+
+
+def _rotate_halves(x: Tensor) -> Tensor:
+    """Rotate neighbouring values of every head: both results are written into one fresh tensor."""
+    half = x.shape[-1] // 2
+    wave = x.tape.empty((1, x.shape[1], 1, half), x.dtype)
+    even, odd = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
+    turned = [pointwise("sub", even * wave, odd * wave), even * wave + odd * wave]
+    return cat([part.clone() for part in turned], -1)
+
+
+def _add_table(tape: Tape, run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
+    """Add learned shifts, scales and gates to the signal, ``[batch, count, hidden]``, and part them."""
+    width = signal.shape[-1]
+    both = tape.parameter(1, count, width, dtype=run.dtype) + signal
+    return [both.slice(1, at, at + 1) for at in range(count)]
+
+
+def _norm_wide(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Compute norm(x)·(1 + scale) + shift in fp32 and return it as wide as ``x``."""
+    return (functional.layer_norm(x.to(Dtype.FP32), None, None) * (scale + 1.0) + shift).to(x.dtype)
+
+
+def _add_wide(x: Tensor, out: Tensor, gate: Tensor) -> Tensor:
+    """Compute x + out·gate in fp32 and return it as wide as ``x``."""
+    return (x.to(Dtype.FP32) + out * gate).to(x.dtype)

@@ -1,0 +1,116 @@
+"""Denoisers against the modules of diffusers, cut to a few layers, on tensors without data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from comparing import moved_byte, split
+
+diffusers = pytest.importorskip("diffusers", reason="no diffusers: pip install 'wattcast[dev]'")
+torch = pytest.importorskip("torch", reason="PyTorch and transformers are needed")
+
+from wattcast.workload import ModelOptions, build_graph, model_catalogue
+from wattcast.workload.build_model import count_parameters
+from wattcast.workload.readers.from_torch import capture_module
+
+BATCH = 2
+SMALL = {
+    "sd1.5-unet": ({}, 16),
+    "sdxl-unet": ({"depths": (0, 1, 2), "middle": 2}, 16),
+    "sd3-medium": ({"layers": 3}, 32),
+    "sd3.5-large": ({"layers": 3}, 32),
+    "flux.1-dev": ({"layers": 2, "single_layers": 2}, 16),
+    "wan2.1-1.3b": ({"layers": 2, "frames": 3, "image": 16, "columns": 24}, 16),
+}
+
+
+def make_unet(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
+    level = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in dims.depths]
+    more = {}
+    if dims.added:
+        more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 256, "use_linear_projection": True}
+        more |= {"projection_class_embeddings_input_dim": dims.added}
+    heads = dims.heads or tuple(width // dims.head_dim for width in dims.widths)
+    module = diffusers.UNet2DConditionModel(
+        sample_size=image,
+        block_out_channels=dims.widths,
+        layers_per_block=dims.blocks,
+        cross_attention_dim=dims.text_hidden,
+        attention_head_dim=heads,
+        down_block_types=level,
+        up_block_types=[name.replace("Down", "Up") for name in reversed(level)],
+        transformer_layers_per_block=(*(max(depth, 1) for depth in dims.depths[:-1]), dims.middle),
+        **more,
+    )
+    given = {"sample": empty(BATCH, 4, image, image), "timestep": torch.empty(BATCH), "encoder_hidden_states": text}
+    if dims.added:
+        given["added_cond_kwargs"] = {"text_embeds": empty(BATCH, dims.added - 1536), "time_ids": empty(BATCH, 6)}
+    return module, given
+
+
+def make_joint(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
+    shared = {
+        "num_layers": dims.layers,
+        "attention_head_dim": dims.head_dim,
+        "num_attention_heads": dims.heads,
+        "joint_attention_dim": dims.text_hidden,
+        "pooled_projection_dim": dims.pooled,
+    }
+    given = {"encoder_hidden_states": text, "pooled_projections": empty(BATCH, dims.pooled), "timestep": empty(BATCH)}
+    if not dims.axes:
+        norm = "rms_norm" if dims.normed else None
+        width = dims.hidden
+        module = diffusers.SD3Transformer2DModel(
+            sample_size=128, in_channels=dims.channels, caption_projection_dim=width, qk_norm=norm, **shared,
+            pos_embed_max_size=192,
+        )  # fmt: skip
+        return module, {"hidden_states": empty(BATCH, dims.channels, image, image), **given}
+    module = diffusers.FluxTransformer2DModel(
+        in_channels=4 * dims.channels, num_single_layers=dims.single_layers, guidance_embeds=True, **shared,
+        axes_dims_rope=dims.axes,
+    )  # fmt: skip
+    tokens = (image // dims.patch) ** 2
+    given |= {"hidden_states": empty(BATCH, tokens, 4 * dims.channels), "guidance": torch.empty(BATCH)}
+    return module, {"img_ids": empty(tokens, 3), "txt_ids": empty(dims.text_length, 3), **given}
+
+
+def make_video(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
+    module = diffusers.WanTransformer3DModel(
+        num_layers=dims.layers,
+        num_attention_heads=dims.heads,
+        attention_head_dim=dims.head_dim,
+        ffn_dim=dims.intermediate,
+        cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads",
+    )
+    video = empty(BATCH, dims.channels, dims.frames, image, dims.columns)
+    time = torch.empty(BATCH, dtype=torch.int64)
+    return module, {"hidden_states": video, "encoder_hidden_states": text, "timestep": time}
+
+
+def empty(*shape: int) -> Any:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+MAKERS = {"unet": make_unet, "joint": make_joint, "video": make_video}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
+    model = model_catalogue.load_model(name)
+    changes, image = SMALL[name]
+    model = replace(model, dims=replace(model.dims, **changes))
+    with torch.device("meta"):
+        text = empty(BATCH, model.dims.text_length, model.dims.text_hidden)
+        module, given = MAKERS[model.architecture](model.dims, image, text)
+        module = module.to(torch.bfloat16).eval()
+    found = capture_module(module, (), given | {"return_dict": False})
+    assert found.unmapped == ()
+    large, small = split(found.graph)
+    ours, our_small = split(build_graph(model, ModelOptions(batch=BATCH, image=image, attention="flash")))
+    assert ours == large, f"only diffusers: {large - ours}; only ours: {ours - large}"
+    assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)
+    assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.05)
+    assert count_parameters(model) == sum(p.numel() for p in module.parameters())
