@@ -232,6 +232,17 @@ def _is_newest(row: dict[str, str]) -> bool:
     return re.search(r"NeMo container 26\.(06|08)", row["notes"]) is not None
 
 
+def _expert_kernels(row: dict[str, str], newest: bool, graphs: bool) -> str:
+    """Return how a run's experts are multiplied.
+
+    ``cutedsl_fused_grouped_mlp`` came with 26.06; Megatron's TEGroupedMLP says that it is for SwiGLU alone. One CUDA
+    graph of a step needs counts of rows on the GPU, so a kernel of all experts; before, each had its own product.
+    """
+    if newest and not row["model"].startswith("gpt-oss"):
+        return "fused"
+    return "separate" if row["id"].startswith("mbridge") and not (newest and graphs) else "grouped"
+
+
 def _hides_exchanges(row: dict[str, str]) -> bool:
     """Tell whether a recipe of Megatron-Bridge from before 26.06 sets ``moe_a2a_overlap``."""
     chosen = {("qwen3-235b-a22b", "H100-SXM-80GB"), ("gpt-oss-120b", "GB200")}
@@ -268,8 +279,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "graphs": graphs or "token drop" in row["notes"],
         "expert_overlap": OVERLAP if newest or _hides_exchanges(row) else 0.0,
         "expert_copies": _sends_copies(row),
-        # ``cutedsl_fused_grouped_mlp``, of which Megatron's TEGroupedMLP says that it is for SwiGLU alone
-        "fused_experts": newest and not row["model"].startswith("gpt-oss"),
+        "expert_kernels": _expert_kernels(row, newest, graphs),
         "stack": "compiled" if compiled else "eager",
         "lora": lora,
         "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,

@@ -17,7 +17,7 @@ from wattcast.training.microbatch import measure_memory, trace_microbatch
 from wattcast.training.step_time import OVERLAP, ClusterLinks, cost_microbatches, cost_stages, overlapped_s
 from wattcast.training.train_job import TrainingResult, parse_count, train
 from wattcast.training.training_report import power_over_step, recommend_limit, summarise_training
-from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.training.training_strategy import ExpertKernels, Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import load_model
 
 MODEL = load_model("qwen3-0.6b")
@@ -261,7 +261,7 @@ def test_frameworks_pass_over_rows_of_experts() -> None:
     """Biases and clamps of gpt-oss are kernels of their own unless experts are fused; copies of tokens are sorted."""
     model = load_model("gpt-oss-20b")
     plain = trace_microbatch(model, TrainingRecipe(), 1, 1024).layers[0]
-    fused = trace_microbatch(model, TrainingRecipe(fused_experts=True), 1, 1024).layers[0]
+    fused = trace_microbatch(model, TrainingRecipe(expert_kernels=ExpertKernels.FUSED), 1, 1024).layers[0]
     copied = trace_microbatch(model, TrainingRecipe(expert_copies=True), 1, 1024, ep=8).layers[0]
     names = [op.name for op in plain.forward if op.label == "experts"]
     assert names == ["scale", "cat", "mul", "add", "cat", "cast"]
@@ -280,3 +280,17 @@ def test_layers_that_stages_cannot_share_evenly_are_balanced() -> None:
         (cost,) = cost_microbatches([work], recipe, gpu, OperatingPoint(), bundle_for(gpu))
         first, last = cost_stages(cost, recipe, strategy, links).total_s[:, -1]
         assert (abs(last / first - 1.0) < 0.01) == even
+
+
+def test_separate_experts_are_one_product_each() -> None:
+    """On Blackwell fp8 products are the engines', which kernel tables have; grouped experts stay one kernel."""
+    model, gpu = load_model("qwen3-30b-a3b"), load_gpu("b200")
+    found = []
+    for kernels in (ExpertKernels.SEPARATE, ExpertKernels.GROUPED):
+        recipe = TrainingRecipe(precision="fp8", expert_kernels=kernels)
+        work = trace_microbatch(model, recipe, 1, 512, ep=8)
+        (cost,) = cost_microbatches([work], recipe, gpu, OperatingPoint(), bundle_for(gpu))
+        layer = cost.predictions[2]
+        found.append({op.op.kind: op.op.count for op in layer.ops if "experts" in op.op.label and op.op.is_product})
+    assert found[0] == {"engine_scaled_mm": 16}
+    assert found[1] == {"bmm": 1}

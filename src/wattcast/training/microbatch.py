@@ -13,7 +13,7 @@ from typing import Any
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
-from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.training.training_strategy import ExpertKernels, Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
@@ -171,17 +171,18 @@ def _join_experts(section: SectionWork, dims: Any, recipe: TrainingRecipe, token
     if ep > 1 and (fp8 or recipe.expert_copies):
         moves = walk("copy", rows, byte, byte, fp8 + (2 + 2 * fp8) * recipe.expert_copies)
         forward, backward = [moves], [moves]
-    if getattr(dims, "expert_clamp", False) and not recipe.fused_experts:
+    fused = recipe.expert_kernels is ExpertKernels.FUSED
+    if getattr(dims, "expert_clamp", False) and not fused:
         clamps = [walk("scale", inner, byte, byte, 2, "strided"), walk("cat", 2 * inner, byte, byte)]
         backward += [walk("relu_grad", inner, 2 * byte, byte, 2, "strided"), walk("cat", 2 * inner, byte, byte)]
-    if getattr(dims, "expert_bias", False) and not recipe.fused_experts:
+    if getattr(dims, "expert_bias", False) and not fused:
         forward += [walk("mul", rows, 0, 4, 1, "broadcast"), walk("add", rows, byte + 4, 4), walk("cat", rows, 4, 4)]
         forward.append(walk("cast", rows, 4, byte))
         backward += [walk("cast", rows, byte, 4), walk("cast", rows, 4, byte), walk("cat", rows, byte, byte)]
         backward += [walk("mul", rows, 4, 4, 2, "broadcast"), walk("scale", rows, 4, 0, 2)]  # gradients of b and p
 
     def keep(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        return tuple(op for op in ops if not (recipe.fused_experts and _activates_experts(op)))
+        return tuple(op for op in ops if not (fused and _activates_experts(op)))
 
     return replace(
         section,

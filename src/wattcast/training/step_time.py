@@ -26,10 +26,11 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
-from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.training.training_strategy import ExpertKernels, Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.workload.engine_operators import ScaledProduct
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Collective, Elementwise
+from wattcast.workload.operator_types import Attention, Bmm, Collective, Elementwise, Linear
 from wattcast.workload.tracing.program import optimiser_block
 
 # Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
@@ -135,9 +136,9 @@ def cost_microbatches(
     graphs: list[Graph] = []
     for work in works:
         for section in work.sections:
-            graphs += [
-                Graph(section.label, (Block(ops, section.repeat),)) for ops in _section_operators(section, recipe)
-            ]
+            for ops in _section_operators(section, recipe):
+                run = tuple(_as_launched(op, recipe, gpu) for op in ops)
+                graphs.append(Graph(section.label, (Block(run, section.repeat),)))
     slower = recipe.attention_slowdown * (BLACKWELL_ATTENTION if gpu.architecture == "blackwell" else 1.0)
     if recipe.graphs:
         bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
@@ -153,6 +154,18 @@ def cost_microbatches(
             sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs
+
+
+def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> Operator:
+    """Return a product as it runs: one for each expert where they are separate, in fp8 on Blackwell as engines do.
+
+    Tables of Blackwell cards have the engines' fp8 kernels, not those of training, so these stand for them.
+    """
+    if isinstance(op, Bmm) and "experts" in op.label and recipe.expert_kernels is ExpertKernels.SEPARATE:
+        op = Linear(op.m, op.n, op.k, dtype=op.dtype, out_dtype=op.out_dtype, count=op.b * op.count, label=op.label)
+    if isinstance(op, Linear) and op.dtype is Dtype.FP8 and gpu.architecture == "blackwell":
+        return ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label)
+    return op
 
 
 def _cost_pass(prediction: Prediction, attention_slowdown: float) -> Array:

@@ -40,6 +40,7 @@ from wattcast.training.step_time import (
     time_step,
 )
 from wattcast.training.training_strategy import (
+    ExpertKernels,
     Optimizer,
     Recompute,
     Sharding,
@@ -189,7 +190,7 @@ def train(
     loss_share: str | float = 0.05,
     expert_overlap: str | float = 0.2,
     expert_copies: bool = False,
-    fused_experts: bool = False,
+    expert_kernels: str = "grouped",
     attention_slowdown: float = 1.0,
     node: str | Path | Node | None = None,
     network: Quantity | None = None,
@@ -211,7 +212,7 @@ def train(
     ``loss_share`` of the compute time is lost on several GPUs to input, logging and uneven clocks.
     ``expert_overlap`` of the exchanges between experts hides behind the work of other micro-batches;
     ``expert_copies``: tokens travel once to each expert (NCCL's all-to-all), not once to each GPU (DeepEP, HybridEP);
-    ``fused_experts``: activations, biases and casts are part of grouped products.
+    ``expert_kernels``: grouped, separate (a product for each expert) or fused (activations inside grouped products).
     ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
     ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
     bandwidth for each GPU and direction.
@@ -234,7 +235,7 @@ def train(
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         expert_copies=expert_copies,
-        fused_experts=fused_experts,
+        expert_kernels=_word(ExpertKernels, "expert_kernels", expert_kernels),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,

@@ -27,6 +27,14 @@ class Recompute(StrEnum):
     FULL = "full"  # everything but the input of each layer
 
 
+class ExpertKernels(StrEnum):
+    """How the products of a layer's experts run."""
+
+    SEPARATE = "separate"  # one product after another for each expert (Transformer Engine's GroupedLinear)
+    GROUPED = "grouped"  # all experts in one kernel
+    FUSED = "fused"  # with activations, biases and casts inside that kernel
+
+
 class Optimizer(StrEnum):
     """The update rule, which decides the state kept for each weight."""
 
@@ -64,7 +72,7 @@ class TrainingRecipe:
     loss_share: float = 0.05  # of the compute time, lost on several GPUs to input, logging and uneven clocks
     expert_overlap: float = 0.2  # of exchanges between expert-parallel GPUs, hidden behind the work of other batches
     expert_copies: bool = False  # tokens travel once to each expert (NCCL's all-to-all), not once to each GPU
-    fused_experts: bool = False  # activations, biases and casts of experts are part of their grouped products
+    expert_kernels: ExpertKernels = ExpertKernels.GROUPED
     graphs: bool = False  # CUDA graphs replay the step, so that the GPU never waits for the host
     lora_rank: int = 0  # 0: all weights are trained
     base_bits: int = 16  # of frozen weights; 4 is QLoRA
