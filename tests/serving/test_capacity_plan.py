@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,24 @@ import wattcast
 from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.hardware import Gpu
 from wattcast.serving import capacity_plan
-from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, plan
+from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, PlanResult, plan
 from wattcast.serving.serving_result import LatencyBound, parse_latency_bounds
+from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.model_options import ModelOptions
 
+GPUS = ("h100-sxm", "h200", "l40s")  # the last has no links but PCIe, so that pipelines are tried
 
-def made_up_table(random: np.random.Generator) -> Any:
-    """Return a stand-in for ``tabulate_step_costs`` whose GPUs differ in speed, power and memory."""
-    by_gpu = {name: random.uniform(0.5, 2.0, 4) for name in ("h100-sxm", "h200", "a100-sxm-80gb")}
 
-    def tabulate(model: object, gpu: Gpu, options: ModelOptions, **_: object) -> Any:
+def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) -> None:
+    """Put tables in place of predictions, whose GPUs differ in speed, power and memory."""
+    by_gpu = {name: random.uniform(0.5, 2.0, 4) for name in GPUS}
+    experts, fewest = random.uniform(0.7, 1.3), int(random.choice([1, 1, 1, 4, 16]))
+
+    def tabulate(model: object, gpu: Gpu, options: ModelOptions, **_: object) -> StepCosts:
+        if options.gpu_count < fewest:
+            raise WattcastError(f"weights of {100 * fewest} GB leave no room.")
         step, token, power, memory = by_gpu[gpu.name]
-        share = options.tp**0.8
+        share = options.tp**0.8 * (experts if options.ep > 1 else 1.0)
         costs = make_costs(
             step_s=8e-3 * step / share,
             token_s=4e-5 * token / share,
@@ -34,9 +41,17 @@ def made_up_table(random: np.random.Generator) -> Any:
             cache_tokens=int(60_000 * memory * options.tp),
             limit_w=float(np.mean(gpu.power.limit_w)),
         )
-        return replace(costs, gpu=gpu.name, gpu_count=options.tp)
+        lanes = options.pp * options.dp
+        return replace(costs, gpu=gpu.name, gpu_count=options.tp, stages=options.pp, lanes=lanes)
 
-    return tabulate
+    def predict_largest(model: object, gpu: Gpu, options: ModelOptions) -> tuple[float, float]:
+        tokens = tabulate(model, gpu, options).tokens
+        seconds, joules = np.split(tokens[-1] / (len(tokens) - 1), 2)
+        return float(seconds.min()), float(joules.min())
+
+    monkeypatch.setattr(capacity_plan, "MOST_SEQUENCES", (48, 24, 12))  # fewer requests fill a step
+    monkeypatch.setattr(capacity_plan, "tabulate_step_costs", tabulate)
+    monkeypatch.setattr(capacity_plan, "predict_token_cost", predict_largest)
 
 
 def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
@@ -44,40 +59,54 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
     served = 0
     for seed in seeds:
         random = np.random.default_rng(seed)
-        monkeypatch.setattr(capacity_plan, "tabulate_step_costs", made_up_table(random))
-        monkeypatch.setattr(capacity_plan, "REQUESTS", 40)
-        aim = random.choice(list(PlanAim))
+        make_up_costs(monkeypatch, random)
         asked: dict[str, Any] = {
             "rate": float(10 ** random.uniform(-1, 2)),
             "prompt": int(random.integers(16, 2000)),
             "output": int(random.integers(2, 300)),
             "ttft": f"p99:{random.uniform(0.2, 3.0):.3f}s" if random.random() < 0.6 else None,
             "tpot": f"p90:{random.uniform(0.01, 0.1):.4f}s" if random.random() < 0.6 else None,
-            "minimise": str(aim),
+            "minimise": str(random.choice(list(PlanAim))),
+            "headroom": float(random.choice([0.0, 0.1, 0.3])),
+            "spare_replicas": int(random.choice([0, 0, 1])),
+            "tp": tuple(sorted(random.choice([1, 2, 4, 8], size=2, replace=False).tolist())),
+            "requests": 40,
             "electricity": "0.1USD/kWh",
             "carbon": "400g/kWh",
-            "price": ["h100-sxm=2USD/h", "h200=3USD/h", "a100-sxm-80gb=1USD/h"],
+            "price": ["h100-sxm=2USD/h", "h200=3USD/h", "l40s=1USD/h"],
         }
+        chips = sorted(random.choice(GPUS, size=2, replace=False).tolist())
         try:
-            found = plan("gpt2", "h100-sxm,h200,a100-sxm-80gb", **asked)
+            found = plan(str(random.choice(["gpt2", "mixtral-8x7b"])), chips, **asked)
         except WattcastError:
             continue
         served += 1
-        best = capacity_plan._rank(found.best, found.aim)
-        chips = {p.option.gpu.name: p.option.gpu for p in found.plans}
-        for name in ("h100-sxm", "h200", "a100-sxm-80gb"):
-            chip = chips.get(name) or wattcast.load_gpu(name)
-            limits = capacity_plan._default_limits(chip)
-            limits = limits[:1] if found.aim is PlanAim.GPUS else limits
-            options, _ = capacity_plan._list_options(found.demand, chip, capacity_plan.TENSOR_PARALLEL, limits)
-            for option in options:
-                other = capacity_plan._size(found.demand, option, found.prices)
-                if not isinstance(other, str):
-                    assert best <= capacity_plan._rank(other, found.aim), (seed, asked, other.row())
+        check_plan(found, chips, asked["tp"], f"{seed}: {asked}")
     return served
 
 
-@pytest.mark.slow
+def check_plan(found: PlanResult, chips: list[str], tp: tuple[int, ...], job: str) -> None:
+    """Size every option as if there were no other, and take replicas away from the best."""
+    demand, best = found.demand, found.best
+    tables: dict[Any, Any] = {}
+    for name in chips:
+        chip = wattcast.load_gpu(name)
+        limits = capacity_plan._default_limits(chip)
+        limits = limits[:1] if found.aim is PlanAim.GPUS else limits
+        for option in capacity_plan._list_options(demand, chip, (tp, (), ()), limits)[0]:
+            full = capacity_plan._tabulate(demand, option, tables)
+            if isinstance(full, str):
+                continue
+            other = capacity_plan._size(demand, full, found.prices, found.aim, (math.inf, math.inf))
+            if not isinstance(other, str):
+                assert other is not None
+                rank = capacity_plan._rank(other, found.aim)
+                assert capacity_plan._rank(best, found.aim) <= rank, (job, other.row())
+    for fewer in range(max(best.replicas - demand.spare_replicas - 3, 1), best.replicas - demand.spare_replicas):
+        peak_per_s = demand.rate_per_s * (1.0 + demand.headroom) / fewer
+        assert capacity_plan._serve(demand, best.option, peak_per_s, found.prices)[1], (job, fewer, best.row())
+
+
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_random_jobs(monkeypatch, range(3)) >= 2
 
@@ -88,13 +117,13 @@ def test_no_option_of_its_own_beats_300_plans(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(scope="module")
-def found() -> capacity_plan.PlanResult:
+def found() -> PlanResult:
     paid: Any = {"electricity": "0.36USD/kWh", "carbon": "360g/kWh", "price": "h200=3.6USD/h"}
     return plan("llama3-8b", "h200", rate="20/s", prompt=1000, output=300, ttft="p99:500ms", tpot="p90:40ms", tp=(1,),
                 power_limits=("700W",), **paid)  # fmt: skip
 
 
-def test_a_plan_adds_up(found: capacity_plan.PlanResult) -> None:
+def test_a_plan_adds_up(found: PlanResult) -> None:
     row = found.best.row()
     assert row["gpus"] == row["replicas"] * row["tp"]
     assert row["energy_j_per_request"] * 20 == pytest.approx(row["power_w"], rel=0.15)  # the run ends with a few
@@ -104,7 +133,7 @@ def test_a_plan_adds_up(found: capacity_plan.PlanResult) -> None:
     assert json.loads(json.dumps(found.to_dict()))["best"]["gpus"] == row["gpus"]
 
 
-def test_bounds_hold_at_the_planned_rate_and_break_at_more_than_capacity(found: capacity_plan.PlanResult) -> None:
+def test_bounds_hold_at_the_planned_rate_and_break_at_more_than_capacity(found: PlanResult) -> None:
     best = found.best
     assert all(bound.measure(best.result) <= bound.seconds for bound in found.demand.bounds)
     rate = 1.3 * best.capacity_per_s
@@ -112,7 +141,7 @@ def test_bounds_hold_at_the_planned_rate_and_break_at_more_than_capacity(found: 
     assert any(bound.measure(over) > bound.seconds for bound in found.demand.bounds)
 
 
-def test_headroom_and_spares_take_replicas(found: capacity_plan.PlanResult) -> None:
+def test_headroom_and_spares_take_replicas(found: PlanResult) -> None:
     demand, each = found.demand, found.best.capacity_per_s
     assert capacity_plan._count_replicas(replace(demand, rate_per_s=3.5 * each, headroom=0.0), each) == 4
     assert capacity_plan._count_replicas(replace(demand, rate_per_s=3.5 * each, headroom=0.3), each) == 5

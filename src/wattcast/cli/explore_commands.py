@@ -202,7 +202,9 @@ def plan(
     minimise: Annotated[str, typer.Option(help="gpus|energy|cost|carbon")] = "gpus",
     headroom: Annotated[str, typer.Option(help="Plan for so much more than the rate.")] = "10%",
     spare_replicas: Annotated[int, typer.Option("--spare", min=0, help="Replicas that may be down.")] = 0,
-    tp: Annotated[str, typer.Option(help="GPUs of a replica to try.")] = "1,2,4,8",
+    tp: Annotated[str, typer.Option(help="Tensor-parallel GPUs to try.")] = "1,2,4,8",
+    pp: Annotated[str | None, typer.Option(help="Pipeline stages to try; default: where needed.")] = None,
+    ep: Annotated[str | None, typer.Option(help="GPUs that share experts to try; 1: none.")] = None,
     power_limit: Annotated[
         str | None,
         typer.Option(help="To try: 700W,500W; default: the card's, or four where energy counts."),
@@ -221,7 +223,9 @@ def plan(
     from wattcast.serving import capacity_plan
 
     env: Environment = ctx.obj
-    given = options_besides(ctx, "power_limit", "plot", "json") | {"tp": _parse_whole_numbers(tp, "tp")}
+    given = options_besides(ctx, "power_limit", "plot", "json")
+    given |= {name: _parse_whole_numbers(text, name) for name, text in (("tp", tp), ("pp", pp), ("ep", ep)) if text}
+    given = {name: value for name, value in given.items() if value is not None or name not in ("pp", "ep")}
     found = capacity_plan.plan(**given, power_limits=power_limit.split(",") if power_limit else ())
     env.show(found, json, type(found).to_dict, capacity_plan.print_plan, plot, capacity_plan.draw_plan)
 

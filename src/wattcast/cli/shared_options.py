@@ -100,7 +100,7 @@ MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default;
     "tokens": _option(int | None, "New tokens of phase generate."),
     "phase": _option(str | None, "prefill|decode|generate|train|forward"),
     "dtype": _option(str, "fp32|tf32|bf16|fp16|fp8|int8", "bf16"),
-    "quantization": _option(str | None, "Engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4."),
+    "quantization": _option(str | None, "Engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4|none."),
     "stack": _option(str | None, "eager|compiled|engine; serving: engine"),
     "tp": _option(int, "Tensor-parallel GPUs.", 1),
     "image": _option(int | None, "Side of a picture in (latent) pixels."),

@@ -29,7 +29,7 @@ _recipe = folded("The recipe")
 _pause = folded("Hosts and pauses")
 
 
-@takes_options("dtype", "quantization", "tp", "clock", "power_limit", "weights", "kv_dtype", PRICES)
+@takes_options("dtype", "quantization", "tp", "clock", "power_limit", "weights", "kv_dtype", "pp", "dp", "ep", PRICES)
 def simulate(
     ctx: typer.Context,
     model: Model,

@@ -1,22 +1,25 @@
 """Plan how many GPUs serve a language model under traffic: screened by arithmetic, decided by simulation.
 
-An option is a kind of GPU, the GPUs of a replica (``tp``) and a power limit. Its capacity λ* is the largest rate of
-one replica at which the simulated engine meets every latency bound; n = ⌈λ·(1 + headroom) / λ*⌉ replicas share the
-rate λ, and energy, power and percentiles are those of a replica simulated at λ / n. The same draw of arrivals,
-stretched in time, serves every rate and every option. Where time per output token binds, smaller steps are tried too.
+An option is a kind of GPU, how the GPUs of a replica share the model (``tp``, ``pp``, ``ep``), a power limit and,
+where time per output token is bounded, the sequences of a step. Its plan has the fewest replicas n at which a
+simulated replica meets every latency bound at λ·(1 + headroom) / n; energy, power and percentiles are those at λ / n.
+The same draw of arrivals, stretched in time, serves every rate and every option.
 
-Before anything is simulated, each option gets bounds that it cannot beat: requests a second and joules of a request
-if every step were as full as it can be. Options are simulated in the order of their bounds until no bound is better
-than the best plan found, so no option that was left out can be better than the plan returned.
+Each option has a bound that it cannot beat: requests a second and joules of a request if every step were as full as
+it can be. The first bound takes one prediction, the largest step; the second all step costs. The option with the best
+bound comes next, gets its second bound or is simulated, until no bound is better than the best plans found. So no
+option that was left out can be better than the plan returned.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,6 +32,7 @@ from wattcast.core.arrays import pareto_front
 from wattcast.core.errors import BadInput, WattcastError, bad_value, unknown_name
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
+from wattcast.hardware.gpu import Fabric
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
@@ -39,7 +43,7 @@ from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
 from wattcast.serving.simulate_serving import serve_trace
-from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.serving.step_costs import StepCosts, predict_token_cost, tabulate_step_costs
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
@@ -52,10 +56,14 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
 PERCENTILE = 90.0  # of a latency bound that names none
 MOST_SEQUENCES = (256, 128, 64, 32)
+PIPELINE_STAGES = (2, 3, 4, 6, 8)
+MOST_NODES = 4  # of one replica
 REQUESTS = 500  # simulated for each answer
+RUNNERS_UP = 3  # plans that are wanted besides the best
 LIMIT_STEP_W = 5.0
-RATE_STEPS = 7  # halvings of the range in which the capacity of a replica lies
-BUSY_MOST = 0.97  # of the steps a replica could run: beyond, queues grow without a bound
+CLOSE_CAPACITY = 1.03  # the rate at which a replica fails over the rate at which it does not
+BUSY_MOST = 0.97  # of what a replica serves that never lacks requests: beyond, queues grow without a bound
+WAVES = 4  # requests of a run over those that fill a step
 BOUND_SLACK = 0.98  # a simulated replica may be this much better than the bound of its steps, by padding and rounding
 
 
@@ -85,9 +93,9 @@ class ServiceDemand:
     seed: int = 1
     requests: int = REQUESTS  # simulated for each answer
 
-    def draw(self, rate_per_s: float) -> Trace:
-        """Draw the requests of one replica; another rate stretches the same arrivals."""
-        return draw_trace(rate_per_s, self.prompt, self.output, self.arrivals, 0.0, self.requests, self.seed)
+    def draw(self, requests: int = 0) -> Trace:
+        """Draw requests at one a second; another rate stretches the same arrivals."""
+        return draw_trace(1.0, self.prompt, self.output, self.arrivals, 0.0, requests or self.requests, self.seed)
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,29 @@ class PlanOption:
     """One way to serve: a replica and its limits, with the bounds that arithmetic gives it."""
 
     gpu: Gpu
-    costs: StepCosts
+    shared: ModelOptions  # how its GPUs share the model
     power_limit_w: float
+    max_seqs: int  # a step may hold
     most_per_s: float  # requests a second of a replica, at the very most
     least_j: float  # joules of a request on all GPUs of a replica, at the very least
+    costs: StepCosts | None = None  # None: the bounds are those of the largest step
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.shared.gpu_count
+
+    @property
+    def layout(self) -> str:
+        """Say how the GPUs of a replica share the model: ``tp 8 x pp 2, ep 8``."""
+        own = self.shared
+        words = [
+            f"{name} {getattr(own, name)}" for name in ("tp", "pp", "dp") if name == "tp" or getattr(own, name) > 1
+        ]
+        return " x ".join(words) + (f", ep {own.ep}" if own.ep > 1 else "")
+
+    def __str__(self) -> str:
+        return f"{self.gpu.name}, {self.layout}, {self.power_limit_w:.0f} W"
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +133,39 @@ class ServingPlan:
     """A number of replicas of an option, and what a simulation says of each."""
 
     option: PlanOption
-    max_seqs: int  # a step may hold
     replicas: int
-    capacity_per_s: float  # of one replica
-    binds: str
+    held_per_s: float  # requests a second that one replica was seen to serve within all bounds
     result: ServingResult  # of one replica at its share of the rate
     demand: ServiceDemand
     prices: Prices
+    failed_per_s: float = math.inf  # that one replica was seen to fail at
+    failed: str = ""
+
+    @cached_property
+    def _ceiling(self) -> tuple[float, str]:
+        """The largest rate that one replica serves within all bounds, and what breaks above."""
+        low, high, binds = self.held_per_s, min(self.failed_per_s, self.option.most_per_s), self.failed
+        while high > CLOSE_CAPACITY * low:
+            middle = math.sqrt(low * high)
+            _, failed = _serve(self.demand, self.option, middle, self.prices)
+            low, high, binds = (low, middle, failed) if failed else (middle, high, binds)
+        return low, binds or "throughput"
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Requests a second that one replica serves within all bounds."""
+        return self._ceiling[0]
+
+    @property
+    def binds(self) -> str:
+        """What breaks first if the rate grows."""
+        idle = self.replicas == 1 and self.demand.rate_per_s < 0.3 * self.capacity_per_s
+        return "nothing: one replica is more than enough" if idle else self._ceiling[1]
 
     @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
-        return self.replicas * self.option.costs.gpu_count
+        return self.replicas * self.option.gpus
 
     @property
     def power_w(self) -> float:
@@ -150,9 +198,10 @@ class ServingPlan:
             "gpu": self.option.gpu.name,
             "gpus": self.gpus,
             "replicas": self.replicas,
-            "tp": self.option.costs.gpu_count,
+            "layout": self.option.layout,
+            **{name: getattr(self.option.shared, name) for name in ("tp", "pp", "dp", "ep")},
             "power_limit_w": self.option.power_limit_w,
-            "max_seqs": self.max_seqs,
+            "max_seqs": self.option.max_seqs,
             "rate_per_replica_per_s": self.demand.rate_per_s / self.replicas,
             "capacity_per_replica_per_s": self.capacity_per_s,
             "load_share": self.demand.rate_per_s / self.replicas / self.capacity_per_s,
@@ -222,6 +271,8 @@ def plan(
     tpot: str | float | None = None,
     minimise: str = "gpus",
     tp: Sequence[int] = TENSOR_PARALLEL,
+    pp: Sequence[int] = (),
+    ep: Sequence[int] = (),
     power_limits: Sequence[str | float] = (),
     headroom: str | float = 0.1,
     spare_replicas: int = 0,
@@ -238,7 +289,9 @@ def plan(
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
 
     The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits and batch limits is
-    found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default limit. A
+    found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default limit.
+    Pipeline stages (``pp``) are tried where a model does not fit into a node or its GPUs are joined by PCIe alone,
+    and whole experts on each GPU (``ep``; more than ``tp``: data-parallel engines share them) beside shared ones. A
     latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated for each answer.
     """
     spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
@@ -271,7 +324,7 @@ def plan(
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
     limits_w = [units.parse_amount(w, "W", "power_limit", inclusive=False) for w in power_limits]
-    return _search(demand, chips, aim, money, tuple(tp), limits_w)
+    return _search(demand, chips, aim, money, (tuple(tp), tuple(pp), tuple(ep)), limits_w)
 
 
 def _search(
@@ -279,68 +332,131 @@ def _search(
     chips: Sequence[Gpu],
     aim: PlanAim,
     prices: Prices,
-    tp: tuple[int, ...],
+    sizes: tuple[tuple[int, ...], ...],
     limits_w: Sequence[float],
 ) -> PlanResult:
     """Simulate options in the order of their bounds until none can be better than the best."""
-    options: list[PlanOption] = []
     refused: list[str] = []
+    queue: list[tuple[tuple[float, float], int, PlanOption]] = []
+    tables: dict[tuple[str, ModelOptions], StepCosts | str] = {}
+    best: dict[tuple[str, ModelOptions, float], ServingPlan] = {}  # of each option, whichever its batch limit
+    number = 0
     for chip in chips:
         own = _default_limits(chip)
-        found, why = _list_options(demand, chip, tp, limits_w or (own[:1] if aim is PlanAim.GPUS else own))
-        options += found
+        found, why = _list_options(demand, chip, sizes, limits_w or (own[:1] if aim is PlanAim.GPUS else own))
         refused += why
-    options.sort(key=lambda option: _bound(demand, option, aim, prices))
-    plans: list[ServingPlan] = []
-    screened = 0
-    for place, option in enumerate(options):
-        if plans and _bound(demand, option, aim, prices) > min(_rank(p, aim) for p in plans):
-            screened = len(options) - place
+        queue += [(_bound(demand, option, aim, prices), number + place, option) for place, option in enumerate(found)]
+        number += len(found)
+    heapq.heapify(queue)
+    while queue:
+        bound, place, option = queue[0]
+        ranks = sorted(_rank(made, aim) for made in best.values())
+        most = ranks[RUNNERS_UP] if len(ranks) > RUNNERS_UP else (math.inf, math.inf)
+        if bound > most:
             break
-        made = _size(demand, option, prices)
+        heapq.heappop(queue)
+        if option.costs is None:
+            refined = _tabulate(demand, option, tables)
+            if isinstance(refined, str):
+                refused.append(refined)
+            else:
+                heapq.heappush(queue, (_bound(demand, refined, aim, prices), place, refined))
+            continue
+        key = (option.gpu.name, option.shared, option.power_limit_w)
+        made = _size(demand, option, prices, aim, min(most, _rank(best[key], aim)) if key in best else most)
         if isinstance(made, str):
             refused.append(made)
-        else:
-            plans.append(made)
-    if not plans:
-        reasons = {re.sub(r"tp \d+|[\d.]+ GB", "", text): text for text in refused}  # of replicas of the most GPUs
-        raise BadInput("this cannot be served as asked. " + " ".join(reasons.values()))
-    plans.sort(key=lambda p: _rank(p, aim))
-    return PlanResult(demand, aim, tuple(plans), tuple(dict.fromkeys(refused)), screened, prices)
+        elif made is not None and (key not in best or _rank(made, aim) < _rank(best[key], aim)):
+            best[key] = made
+    same = r"(tp|pp|dp|ep) \d+( x |, )?|[\d.]+ (GB|W)|\d+ tokens|(the|each) "
+    refused = list({re.sub(same, "", text): text for text in refused}.values())  # of replicas of the most GPUs
+    if not best:
+        raise BadInput("this cannot be served as asked. " + " ".join(refused))
+    plans = sorted(best.values(), key=lambda made: _rank(made, aim))
+    return PlanResult(demand, aim, tuple(plans), tuple(refused), len(queue), prices)
 
 
 def _list_options(
-    demand: ServiceDemand, chip: Gpu, tp: tuple[int, ...], limits_w: Sequence[float]
+    demand: ServiceDemand, chip: Gpu, sizes: tuple[tuple[int, ...], ...], limits_w: Sequence[float]
 ) -> tuple[list[PlanOption], list[str]]:
-    """Return every option of a GPU with its bounds, and a sentence for each replica size that cannot be."""
-    node = chip.node or node_of_gpu(chip.name)
-    trace = demand.draw(1.0)
-    longest = int((trace.prompt_tokens + trace.output_tokens).max())
-    prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
+    """Return every option of a GPU with its first bounds, and a sentence for each replica that cannot be."""
+    trace = demand.draw()
+    tokens = float(trace.prompt_tokens.mean() + trace.output_tokens.mean()) - 1.0
+    batches = MOST_SEQUENCES if any(bound.quantity == "tpot" for bound in demand.bounds) else MOST_SEQUENCES[:1]
     found: list[PlanOption] = []
-    refused = []
-    for count in tp:
-        if count > node.gpu_count:
+    refused: list[str] = []
+    for shared in _list_layouts(demand, chip, sizes, found):
+        option = PlanOption(chip, shared, 0.0, 0, 0.0, 0.0)
+        try:
+            second, joule = predict_token_cost(demand.model, chip, shared)
+        except WattcastError as error:
+            refused.append(f"{chip.name}, {option.layout}: {str(error).rstrip('.')}.")
             continue
+        per_s = shared.pp * shared.dp / (BOUND_SLACK * second * tokens)
+        least_j = BOUND_SLACK * joule * tokens * shared.tp
+        found += [PlanOption(chip, shared, watts, most, per_s, least_j) for watts in limits_w for most in batches]
+    return found, refused
+
+
+def _list_layouts(
+    demand: ServiceDemand, chip: Gpu, sizes: tuple[tuple[int, ...], ...], found: Sequence[PlanOption]
+) -> Iterator[ModelOptions]:
+    """Yield how GPUs may share the model; what crosses nodes only while ``found`` has nothing that stays inside."""
+    tp, pp, ep = sizes
+    node = chip.node or node_of_gpu(chip.name)
+    experts = getattr(demand.model.dims, "experts", 0)
+    most = node.gpu_count
+    loose = node.fabric in (Fabric.PCIE, Fabric.BRIDGE)
+    for stages in pp or (1, *PIPELINE_STAGES):
+        if stages > 1 and not pp:
+            if found and not loose:
+                return
+            most = node.gpu_count * (1 if found else MOST_NODES)
+        for count in tp:
+            groups = {1, count, *(tp if count == 1 and stages == 1 else ())}
+            if count == 1 and most > node.gpu_count:  # engines in several nodes share the experts
+                groups.add(stages * node.gpu_count)
+            for share in ep or (sorted(groups) if experts else (1,)):
+                dp = max(share // count, 1)
+                deep = 1 if dp > 1 and not pp else stages
+                if count <= node.gpu_count and count * deep * dp <= most and experts % share == 0:
+                    yield replace(demand.options, tp=count, pp=deep, dp=dp, ep=share)
+
+
+def _tabulate(
+    demand: ServiceDemand, option: PlanOption, tables: dict[tuple[str, ModelOptions], StepCosts | str]
+) -> PlanOption | str:
+    """Return an option with its step costs and the bounds that follow; a sentence says why there are none."""
+    key, chip = (option.gpu.name, option.shared), option.gpu
+    trace = demand.draw()
+    if key not in tables:
+        longest = int((trace.prompt_tokens + trace.output_tokens).max())
         try:
             costs = tabulate_step_costs(
-                demand.model, chip, replace(demand.options, tp=count), max_seqs=MOST_SEQUENCES[0],
+                *(demand.model, chip, option.shared),
+                max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
                 longest_context=longest,
-            )  # fmt: skip
-        except WattcastError as error:
-            refused.append(f"{chip.name}, tp {count}: {str(error).rstrip('.')}.")
-            continue
-        if costs.cache_tokens < longest:
-            refused.append(
-                f"{chip.name}, tp {count}: the cache holds {costs.cache_tokens} tokens, a request {longest}."
             )
-            continue
-        governor = costs.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
-        per_s, joules = _step_bounds(costs, prompt, output)
-        for limit_w in limits_w:
-            limited = replace(costs, limit_w=limit_w * governor)
-            found.append(PlanOption(chip, limited, limit_w, per_s, joules * count))
-    return found, refused
+            tables[key] = costs
+            if costs.cache_tokens < longest:
+                words = f"{chip.name}, {option.layout}: the cache holds"
+                tables[key] = f"{words} {costs.cache_tokens} tokens, a request {longest}."
+        except WattcastError as error:
+            tables[key] = f"{chip.name}, {option.layout}: {str(error).rstrip('.')}."
+    table = tables[key]
+    if isinstance(table, str):
+        return table
+    governor = table.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
+    lengths = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
+    per_s, joules = _step_bounds(table, max(option.max_seqs // table.stages, 1), *lengths)
+    seconds_idle = float(trace.arrival_s[-1]) / len(trace) / demand.rate_per_s
+    idle_j = BOUND_SLACK * _count_replicas(demand, per_s * table.lanes) * option.gpus * table.idle_w * seconds_idle
+    return replace(
+        option,
+        costs=replace(table, limit_w=option.power_limit_w * governor),
+        most_per_s=per_s * table.lanes,
+        least_j=max(joules * table.gpu_count, idle_j),
+    )
 
 
 def _default_limits(chip: Gpu) -> list[float]:
@@ -351,8 +467,8 @@ def _default_limits(chip: Gpu) -> list[float]:
     return [watts for watts in shares if watts >= least] or [top]
 
 
-def _step_bounds(costs: StepCosts, prompt: float, output: float) -> tuple[float, float]:
-    """Return the most requests a second of a replica, and the least joules of a request on one of its GPUs.
+def _step_bounds(costs: StepCosts, seqs: int, prompt: float, output: float) -> tuple[float, float]:
+    """Return the most requests a second of a lane, and the least joules of a request on one of its GPUs.
 
     A step over T tokens costs at least a + b·T, where b is a token's cost in the largest step. A request has P prompt
     tokens and takes part in O - 1 decode steps, each shared by B sequences at most, so it costs at least
@@ -362,7 +478,7 @@ def _step_bounds(costs: StepCosts, prompt: float, output: float) -> tuple[float,
     per_token = costs.tokens[-1] / sizes[-1]
     per_step = np.maximum((costs.tokens[1:] - per_token * sizes).min(axis=0), 0.0)
     context = prompt + output / 2.0
-    most = max(min(MOST_SEQUENCES[0], int(costs.cache_tokens / max(prompt, 1.0))), 1)
+    most = max(min(seqs, int(costs.cache_tokens / max(prompt, 1.0))), 1)
     own = costs.prompt[min(max(round(prompt), 1), len(costs.prompt) - 1)]
     alone = [costs.decode_cost(b, b, context) - costs.tokens[costs.padded[b]] for b in (1, most)]
     attention = np.minimum(alone[0], alone[1] / most)
@@ -380,7 +496,7 @@ def _count_replicas(demand: ServiceDemand, capacity_per_s: float) -> int:
 
 def _bound(demand: ServiceDemand, option: PlanOption, aim: PlanAim, prices: Prices) -> tuple[float, float]:
     """Return a rank that no plan of this option can beat."""
-    gpus = _count_replicas(demand, option.most_per_s) * option.costs.gpu_count
+    gpus = _count_replicas(demand, option.most_per_s) * option.gpus
     return _score(demand, option.gpu.name, gpus, option.least_j, aim, prices)
 
 
@@ -400,62 +516,88 @@ def _score(
     return joules, float(gpus)  # carbon is energy times one number
 
 
-def _size(demand: ServiceDemand, option: PlanOption, prices: Prices) -> ServingPlan | str:
-    """Find the number of replicas; fewer sequences a step are tried while they raise what a bound on TPOT allows."""
-    best: ServingPlan | str = ""
-    for most in MOST_SEQUENCES:
-        made = _size_for_batch(demand, option, most, prices)
-        if isinstance(best, str) or (not isinstance(made, str) and made.capacity_per_s > 1.02 * best.capacity_per_s):
-            best = made
-        elif most != MOST_SEQUENCES[0]:
-            break
-        if "TPOT" not in (made if isinstance(made, str) else made.binds):
-            break
-    return best
+def _saturate(demand: ServiceDemand, option: PlanOption) -> PlanOption:
+    """Return an option that serves no more than a replica which never lacks requests, less a margin for its queue."""
+    assert option.costs is not None
+    seqs = max(option.max_seqs // option.costs.stages, 1)
+    unit = demand.draw(WAVES * seqs)
+    settings = EngineSettings(max_seqs=seqs, seed=demand.seed)
+    crowd = replace(unit, arrival_s=np.zeros(len(unit)))
+    lane = option.costs if option.costs.lanes == 1 else replace(option.costs, stages=1, lanes=1)
+    done_s = np.sort(serve_trace(crowd, lane, settings).last_token_s)
+    most = int(0.9 * len(unit))  # the last ones run in steps that are no longer full
+    per_s = BUSY_MOST * option.costs.lanes * max(len(unit) / done_s[-1], most / done_s[most - 1])
+    return replace(option, most_per_s=min(option.most_per_s, float(per_s)))
 
 
-def _size_for_batch(demand: ServiceDemand, option: PlanOption, most: int, prices: Prices) -> ServingPlan | str:
-    """Find the capacity of a replica and the number of replicas; a sentence says why there is none."""
-    settings = EngineSettings(max_seqs=most, seed=demand.seed)
-    unit = demand.draw(1.0)
+def _serve(
+    demand: ServiceDemand, option: PlanOption, rate_per_s: float, prices: Prices
+) -> tuple[ServingResult | None, str]:
+    """Simulate one replica at a rate; return what it did and which bounds it broke.
 
-    def serve(rate_per_s: float) -> ServingResult:
+    The run has so many requests that the first have ended long before the last arrive, or fill all steps.
+    """
+    assert option.costs is not None
+    if rate_per_s > option.most_per_s * (1.0 + 1e-9):
+        return None, "throughput"
+    requests, enough = demand.requests, WAVES * option.max_seqs * option.costs.lanes
+    settings = EngineSettings(max_seqs=option.max_seqs, seed=demand.seed)
+    while True:
+        unit = demand.draw(requests)
         trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
-        return serve_trace(trace, option.costs, settings, prices=prices)
+        result = serve_trace(trace, option.costs, settings, prices=prices)
+        if requests >= enough or trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean()):
+            break
+        requests = min(2 * requests, enough)
+    late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
+    return result, ", ".join(map(str, late))
 
-    def broken(result: ServingResult, rate_per_s: float) -> str:
-        late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
-        if late:
-            return ", ".join(map(str, late))
-        done = float(np.nanmax(result.last_token_s))
-        alone_s = float(np.nanmin(result.latency_s))
-        kept_up = float(unit.arrival_s[-1]) / rate_per_s >= BUSY_MOST * (done - 2.0 * alone_s)
-        return "" if kept_up else "throughput"
 
-    words = f"{option.gpu.name}, tp {option.costs.gpu_count}, {option.power_limit_w:.0f} W"
-    high = option.most_per_s
-    low = high / 512.0
-    if failed := broken(serve(low), low):
-        return f"{words}: {failed} cannot be met even by a single request."
-    binds = "throughput"
-    for _ in range(RATE_STEPS):
-        middle = math.sqrt(low * high) if high > 4.0 * low else 0.5 * (low + high)
-        failed = broken(serve(middle), middle)
-        if failed:
-            high, binds = middle, failed
-        else:
-            low = middle
-    replicas = _count_replicas(demand, low)
-    share = demand.rate_per_s / replicas
-    if replicas == 1 and share < 0.3 * low:
-        binds = "nothing: one replica is more than enough"
-    result = serve(share)
-    if late := broken(result, share):  # bursts of this very draw
-        replicas += 1
-        result, binds = serve(demand.rate_per_s / replicas), late
-    made = ServingPlan(option, most, replicas, low, binds, result, demand, prices)
+def _size(
+    demand: ServiceDemand, option: PlanOption, prices: Prices, aim: PlanAim, most: tuple[float, float]
+) -> ServingPlan | str | None:
+    """Find the fewest replicas that keep all bounds; None where a plan would rank behind ``most``.
+
+    A sentence says why no number of replicas does.
+    """
+    spare, peak_per_s = demand.spare_replicas, demand.rate_per_s * (1.0 + demand.headroom)
+    option = _saturate(demand, option)
+
+    def is_beaten(needed: int) -> bool:
+        gpus = (needed + spare) * option.gpus
+        return _score(demand, option.gpu.name, gpus, option.least_j, aim, prices) > most
+
+    def attempt(needed: int) -> ServingPlan | str:
+        result, failed = _serve(demand, option, peak_per_s / needed, prices)
+        share_per_s = demand.rate_per_s / (needed + spare)
+        if not failed and share_per_s != peak_per_s / needed:
+            result, failed = _serve(demand, option, share_per_s, prices)
+        if failed or result is None:
+            return failed
+        return ServingPlan(option, needed + spare, peak_per_s / needed, result, demand, prices)
+
+    low = _count_replicas(demand, option.most_per_s) - spare - 1  # too few
+    needed, failed, made = low + 1, "", None
+    while made is None or needed - low > max(1, low // 100):
+        if made is not None:
+            needed = (low + needed) // 2
+        while needed > low + 1 and is_beaten(needed):
+            needed -= 1
+        if is_beaten(needed):
+            return None
+        tried = attempt(needed)
+        if not isinstance(tried, str):
+            made = tried
+            continue
+        if not failed:
+            alone = _serve(demand, option, 1e-3 * option.most_per_s, prices)[1]
+            if alone:
+                return f"{option}: {alone} cannot be met even by a single request."
+        low, failed = needed, tried
+        needed = made.replicas - spare if made is not None else max(needed + 1, math.ceil(1.4 * needed))
+    made = replace(made, failed_per_s=peak_per_s / low if failed else math.inf, failed=failed)
     if made.power_w > demand.site_power_w:
-        return f"{words}: {units.show(made.power_w, 'W')} is over the site's {units.show(demand.site_power_w, 'W')}."
+        return f"{option}: {units.show(made.power_w, 'W')} is over the site's {units.show(demand.site_power_w, 'W')}."
     return made
 
 
@@ -478,7 +620,7 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         "idle GPUs keep their clock; energy per token counts prompts and idle time, over output tokens",
         f"{result.screened} more options cannot be better, by arithmetic",
     ]
-    notes = [*own, *result.best.option.costs.assumptions, *result.prices.notes]
+    notes = [*own, *result.best.result.assumptions, *result.prices.notes]
     return list(dict.fromkeys(notes))
 
 
@@ -489,7 +631,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
     console.print(
         f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
         f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
-        f"({best['replicas']} x tp {best['tp']}), power limit {best['power_limit_w']:.0f} W{risk}, "
+        f"({best['replicas']} x {best['layout']}), power limit {best['power_limit_w']:.0f} W{risk}, "
         f"at most {best['max_seqs']} sequences",
         highlight=False,
     )
@@ -503,7 +645,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
         highlight=False,
     )
     columns = {
-        "gpu": "gpu", "gpus": "GPUs", "tp": "tp", "power_limit_w": "limit", "max_seqs": "most seqs",
+        "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "power_limit_w": "limit", "max_seqs": "most seqs",
         "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
         "tpot_p99_s": "p99", "power_w": "power", "energy_j_per_token": "J/token",
         "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",

@@ -187,6 +187,7 @@ class ReplicaRun:
     preemptions: int
     gpu_count: int
     idle_w: float
+    limit_w: float  # mean power that the governor of a GPU holds
 
 
 @dataclass(slots=True)
@@ -311,6 +312,7 @@ class EngineReplica:
             self.preemptions,
             self.costs.gpu_count,
             self.costs.idle_w,
+            self.costs.limit_w,
         )
 
     @property

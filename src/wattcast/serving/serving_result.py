@@ -90,6 +90,7 @@ class ServingResult:
     assumptions: tuple[str, ...] = ()
     seed_spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # lowest and highest over seeds
     model_interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # factors on the value
+    lanes: int = 1  # runs of one replica
 
     @property
     def requests(self) -> int:
@@ -244,7 +245,7 @@ class ServingResult:
             "model": self.model,
             "gpu": self.gpu,
             "gpu_count": self.gpu_count,
-            "replicas": len(self.runs),
+            "replicas": len(self.runs) // self.lanes,
             "requests": self.requests,
             "length_s": self.length_s,
             "prompt_tokens": int(self.trace.prompt_tokens.sum()),
@@ -265,6 +266,7 @@ class ServingResult:
             "power_w": self.power_w,
             "p95_power_w": self.p95_power_w,
             "peak_power_w": self.peak_power_w,
+            "held_power_w": sum(run.gpu_count * run.limit_w for run in self.runs),
             "energy_j": joules,
             "energy_j_per_request": joules / self.requests,
             "energy_j_per_token": self.energy_j_per_token,
@@ -395,12 +397,15 @@ def _sums(found: dict[str, Any], result: ServingResult) -> list[tuple[str, str]]
     def joules(name: str) -> str:
         return units.show(found[name], "J")
 
+    over = f" over {units.show(PEAK_INTERVAL_S, 's')}"
+    if found["peak_power_w"] > found["held_power_w"]:
+        over += f": until the governor reacts, then {watts('held_power_w')} at most"
     rows = [
         (
             "throughput",
             f"{found['output_tokens_per_s']:.1f} output tokens/s, {found['requests_per_s']:.3g} requests/s",
         ),
-        ("power", f"{watts('power_w')} mean, {watts('p95_power_w')} p95, {watts('peak_power_w')} peak"),
+        ("power", f"{watts('power_w')} mean, {watts('p95_power_w')} p95, {watts('peak_power_w')} peak{over}"),
         (
             "energy",
             f"{joules('energy_j_per_token')} an output token, {joules('energy_j_per_request')} a request, "

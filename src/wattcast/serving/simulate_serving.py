@@ -55,6 +55,9 @@ def simulate(
     weights: str | None = None,
     kv_dtype: str | None = None,
     tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
     clock: str | float | None = None,
     power_limit: str | float | None = None,
     replicas: int = 1,
@@ -81,8 +84,9 @@ def simulate(
     True
 
     ``model`` is a catalogue name or a Hugging Face ``config.json``. Lengths and ``arrivals`` are written as
-    ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs each share the
-    requests; with ``prefill_replicas`` they only decode, and prompts come from those at ``transfer``.
+    ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs in each of ``pp`` stages share the requests, or
+    groups of ``dp`` engines that share the experts of a mixture (``ep`` GPUs). With ``prefill_replicas`` they only
+    decode, and prompts come from those at ``transfer``.
     ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds`` repeats a drawn trace.
     """
     spec = find_model(model)
@@ -106,7 +110,12 @@ def simulate(
         raise bad_value("seeds", "1 with a trace, which is not drawn", seeds)
     settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
     formats = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
-    chip, options = find_gpu(gpu), ModelOptions.from_names(**formats, tp=tp, stack=SoftwareStack.ENGINE)
+    chip, options = (
+        find_gpu(gpu),
+        ModelOptions.from_names(**formats, tp=tp, pp=pp, dp=dp, ep=ep, stack=SoftwareStack.ENGINE),
+    )
+    if dp > 1 and ep <= tp:
+        raise bad_value("dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas.")
     traces = [_find_trace(trace, rate, prompt, output, arrivals, seconds, requests, seed + i) for i in range(seeds)]
     longest = max(int((drawn.prompt_tokens + drawn.output_tokens).max()) for drawn in traces)
     costs = tabulate_step_costs(
@@ -114,7 +123,7 @@ def simulate(
         chip,
         options,
         max_tokens=max_batched_tokens,
-        max_seqs=max_seqs,
+        max_seqs=max(max_seqs // pp, 1),
         longest_context=longest,
         tokens_a_step=1 + speculative_tokens,
         block_tokens=block_tokens,
@@ -170,6 +179,8 @@ def serve_trace(
 ) -> ServingResult:
     """Serve one trace with step costs that are known, and return what came of it."""
     notes = [*costs.assumptions, f"router: {router}"]
+    settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
+    replicas, prefill_replicas = replicas * costs.lanes, prefill_replicas * costs.lanes
     if prefill_replicas:
         runs, first_s, last_s = _serve_apart(
             trace, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token
@@ -190,6 +201,7 @@ def serve_trace(
         bounds,
         prices or Prices(),
         tuple(dict.fromkeys(notes)),
+        lanes=costs.lanes,
     )
 
 

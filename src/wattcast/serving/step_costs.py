@@ -9,10 +9,16 @@ tokens of theirs that were computed before. Its kernels add up:
 the sequences that yield a token, ``decode`` and ``prompt`` the attention of either kind. Each cost is a row of
 latencies at several clocks followed by energies at the same clocks; between the clocks, and between tabulated sizes,
 costs are linear. Decode-only steps are padded to the size of a captured CUDA graph.
+
+An engine that spreads its weights over S pipeline stages runs S batches at once, each on another stage. A batch meets
+all S stages one after the other and keeps each busy for 1/S of its time, so it costs what ``tp`` GPUs would take for
+S times the layers of the largest stage: the engine is simulated as S *lanes* of ``tp`` GPUs, which share weights and
+cache. Data-parallel engines that share their experts are lanes with a cache of their own.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +29,18 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
-from wattcast.predictor.api import predict_many
+from wattcast.predictor.api import resolve_inputs
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.pipeline import idle_power_w
+from wattcast.predictor.pipeline import analyse_graphs, idle_power_w, total_at_clock
 from wattcast.serving.host_times import HostTimes, load_host_times
 from wattcast.workload.build_model import build_graph, compute_footprint
-from wattcast.workload.engine_operators import FusedExperts, LatentAttention, PagedAttention
+from wattcast.workload.engine_operators import (
+    GRAPH_SPLITS,
+    GRAPH_TOKENS,
+    FusedExperts,
+    LatentAttention,
+    PagedAttention,
+)
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
@@ -48,7 +60,6 @@ DECODE_KNOTS = (  # closer, since one more sequence may start another wave of at
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
-_UNLIMITED_W = 1e6  # costs at a clock are wanted whatever the power, the governor comes later
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,15 @@ class StepCosts:
     layers: int
     loose_layers: float  # that a step without graphs launches, with what experts add
     cache_tokens: int  # room of the paged cache
-    cache_byte_per_token: float  # on one GPU
+    cache_byte_per_token: float  # on one GPU, or one of each stage
     block_tokens: int
-    gpu_count: int
+    gpu_count: int  # of a lane
     gpu: str
     model: str
     host: HostTimes
     assumptions: tuple[str, ...]
+    stages: int = 1  # of the pipeline, each with a batch of its own
+    lanes: int = 1  # stages times data-parallel engines that share experts
 
     @property
     def clocks(self) -> int:
@@ -163,6 +176,27 @@ class _TopClock:
     slope_j: list[float]
 
 
+def predict_token_cost(
+    model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = 8192
+) -> tuple[float, float]:
+    """Return the least seconds and joules of a token in the largest step, attention left out, by any clock.
+
+    They are those of a lane: of one of its GPUs, or one in each stage.
+    """
+    _cache_tokens(model, gpu, options, max_tokens, 16, 0.9, load_host_times().visible_memory)
+    largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.NONE)
+    (row,) = _predict_rows(gpu, _list_clocks(gpu), [_without_attention(build_graph(model, largest))])[0]
+    seconds, joules = np.split(options.pp * row / max_tokens, 2)
+    return float(seconds.min()), float(joules.min())
+
+
+def _list_clocks(gpu: Gpu, clock_hz: float | None = None) -> Array:
+    """Return the clocks at which costs are tabulated, falling from ``clock_hz`` or the top clock."""
+    top_hz = float(np.max(gpu.clocks.max_hz)) if clock_hz is None else clock_hz
+    least_hz = min(float(np.min(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
+    return np.unique(np.maximum(top_hz * np.array(CLOCK_SHARES), least_hz))[::-1]
+
+
 def tabulate_step_costs(
     model: ModelSpec,
     gpu: Gpu,
@@ -177,23 +211,20 @@ def tabulate_step_costs(
     clock_hz: float | None = None,
     power_limit_w: float | None = None,
 ) -> StepCosts:
-    """Predict the table of a model on a GPU. ``options`` give number format and tensor parallelism.
+    """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
 
     The cache takes what is left of ``memory_utilisation`` of the visible memory after weights and the activations of
     the largest step. A set ``clock_hz`` is the highest clock; the power limit may still lower it.
     """
     host, bundle = load_host_times(), bundle_for(gpu)
-    top_hz = float(np.max(gpu.clocks.max_hz)) if clock_hz is None else clock_hz
-    least_hz = min(float(np.min(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
-    clocks_hz = np.unique(np.maximum(top_hz * np.array(CLOCK_SHARES), least_hz))[::-1]
+    clocks_hz = _list_clocks(gpu, clock_hz)
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
+    cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
+        model, gpu, options, max_tokens, block_tokens, memory_utilisation, host.visible_memory
+    )
 
     def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
-
-    def costs(graphs: Sequence[Graph]) -> Array:
-        found = predict_many(graphs, gpu, clock=clocks_hz, power_limit=_UNLIMITED_W, host_launch=0.0, force=True)
-        return np.array([np.concatenate([one.latency_s, one.energy_j]) for one in found])
 
     token_knots = _knots(TOKEN_KNOTS, max(max_tokens, max_seqs))
     batch_knots, decode_knots = _knots(BATCH_KNOTS, max_seqs), _knots(DECODE_KNOTS, max_seqs)
@@ -201,61 +232,85 @@ def tabulate_step_costs(
     contexts = np.array(_knots(CONTEXT_KNOTS, max(longest_context, 32)))
     prefills = {t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE) for t in {*token_knots, *prompt_knots}}
     whole = prefills[token_knots[-1]]
-    tokens = costs([_without_attention(prefills[t]) for t in token_knots])
-    whole_steps, headless = (
-        costs([graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots])
-        for kind in (OutputHead.LAST, OutputHead.NONE)
+    steps = [graph(WorkloadPhase.DECODE, 1, int(c), OutputHead.NONE) for c in contexts]
+    kinds = (OutputHead.LAST, OutputHead.NONE)
+    tokens, whole_steps, headless, decode, attention, later = _predict_rows(
+        gpu,
+        clocks_hz,
+        [_without_attention(prefills[t]) for t in token_knots],
+        *([graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots] for kind in kinds),
+        [_only_attention(step, batch=b) for b in decode_knots for step in steps],
+        [_only_attention(prefills[t]) for t in prompt_knots],
+        [_only_attention(prefills[t], before=EARLIER_TOKENS) for t in prompt_knots],
     )
-    head = whole_steps - headless
     tokens_dense = _dense(token_knots, tokens, max(max_tokens, max_seqs))
-    decodes = [graph(WorkloadPhase.DECODE, b, int(c), OutputHead.NONE) for b in decode_knots for c in contexts]
-    decode = costs([_only_attention(one, 0) for one in decodes]).reshape(len(decode_knots), len(contexts), -1)
+    decode = decode.reshape(len(decode_knots), len(contexts), -1)
     places = [decode_knots.index(b) for b in batch_knots]
     other = headless - tokens_dense[list(batch_knots)] - decode[places, 0]  # latent attention decodes another way
     decode = _dense(decode_knots, decode, max_seqs) + _dense(batch_knots, other, max_seqs)[:, np.newaxis]
-    attention = costs([_only_attention(prefills[t], 0) for t in prompt_knots])
-    later = costs([_only_attention(prefills[t], EARLIER_TOKENS) for t in prompt_knots])
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
     sampled = max_seqs * (tokens_a_step + 1)
-    head_dense = _dense(batch_knots, head, sampled)
-    idle_w = float(idle_power_w(bundle, np.array([top_hz]))[0])
+    head_dense = _dense(batch_knots, whole_steps - headless, sampled)
+    idle_w = float(idle_power_w(bundle, clocks_hz[:1])[0])
     head_dense[1:, : len(clocks_hz)] += host.sample_s
     head_dense[1:, len(clocks_hz) :] += host.sample_s * idle_w * host.waiting_power
+    stages, watts = options.pp, idle_w * host.waiting_power
+    if stages > 1:  # while the last stage has its head, the others wait
+        alone_s, alone_j = np.split(head_dense, 2, axis=-1)
+        head_dense = np.concatenate([alone_s, (alone_j + (stages - 1) * watts * alone_s) / stages], axis=-1)
     layers, experts, latent = (
         _count_calls(whole, kinds) for kinds in (_ATTENTION, (FusedExperts,), (LatentAttention,))
     )
     expert_layers = host.expert_layers + host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
-    cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
-        model, gpu, options, max_tokens, block_tokens, memory_utilisation, host.visible_memory
-    )
+    shared = []
+    if stages > 1:
+        shared.append(f"{stages} pipeline stages run {stages} batches at once, each with its part of the cache")
+    if options.dp > 1:
+        shared.append(f"{options.dp} engines share the experts and have steps of one size; none waits for another")
     return StepCosts(
         clock_hz=clocks_hz,
-        tokens=tokens_dense,
-        head=head_dense,
-        decode=np.maximum(decode, 0.0),
+        tokens=stages * tokens_dense,
+        head=stages * head_dense,
+        decode=stages * np.maximum(decode, 0.0),
         contexts=tuple(contexts.tolist()),
-        prompt=_dense(prompt_knots, attention, max_tokens),
-        prompt_slope=_dense(prompt_knots, slope, max_tokens),
+        prompt=stages * _dense(prompt_knots, attention, max_tokens),
+        prompt_slope=stages * _dense(prompt_knots, slope, max_tokens),
         padded=_padded_sizes(max(max_tokens, max_seqs), host.capture_sizes),
         limit_w=limit_w * bundle.governor_share,
         idle_w=idle_w,
-        waiting_w=idle_w * host.waiting_power,
-        layers=layers,
-        loose_layers=layers + expert_layers * experts + host.latent_layers * latent,
-        cache_tokens=cache_tokens,
-        cache_byte_per_token=cache_byte_per_token,
+        waiting_w=watts,
+        layers=stages * layers,
+        loose_layers=stages * (layers + expert_layers * experts + host.latent_layers * latent),
+        cache_tokens=cache_tokens // stages,
+        cache_byte_per_token=stages * cache_byte_per_token,
         block_tokens=block_tokens,
         gpu_count=options.tp,
         gpu=gpu.name,
         model=model.name,
         host=host,
         assumptions=(
-            *(note for note in whole.assumptions if not note.startswith("no padding")),
+            *(
+                note
+                for note in whole.assumptions
+                if not re.match("no padding|one of .* stages|one of .* replicas", note)
+            ),
             f"host times: {host.engine}, one process, asynchronous scheduling",
             cache_note,
+            *shared,
             *bundle.assumptions,
         ),
+        stages=stages,
+        lanes=stages * options.dp,
     )
+
+
+def _predict_rows(gpu: Gpu, clocks_hz: Array, *tables: Sequence[Graph]) -> list[Array]:
+    """Return the rows of several tables of graphs, whose kernels are analysed together."""
+    graphs = [graph for table in tables for graph in table]
+    _, chip, at, bundle = resolve_inputs(graphs[0], gpu, bundle_for(gpu), clock=clocks_hz, host_launch=0.0)
+    totals = [total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, chip, bundle)]
+    rows = np.array([np.concatenate([one.latency_s, one.energy_j]) for one in totals])
+    return np.split(rows, np.cumsum([len(table) for table in tables])[:-1])
 
 
 def _count_calls(graph: Graph, kinds: tuple[type[Operator], ...]) -> int:
@@ -300,20 +355,29 @@ def _without_attention(graph: Graph) -> Graph:
     return Graph(graph.name, tuple(block for block in blocks if block.ops))
 
 
-def _only_attention(graph: Graph, before: int) -> Graph:
-    """Keep attention alone, with ``before`` more keys, or as many as a window lets through."""
+def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0) -> Graph:
+    """Keep attention alone, of ``batch`` sequences that decode or with ``before`` more keys for each sequence."""
     blocks = []
     for block in graph.blocks:
-        ops = tuple(_behind(op, before) for op in block.ops if isinstance(op, _ATTENTION))
-        if ops:
-            blocks.append(Block(ops, block.repeat, block.label))
+        ops = (op for op in block.ops if isinstance(op, _ATTENTION))
+        if kept := tuple(_batched(op, batch) if batch else _behind(op, before) for op in ops):
+            blocks.append(Block(kept, block.repeat, block.label))
     if not blocks:
         raise bad_value(graph.name, "a model with fused attention", "none", "Use --attention flash.")
     return Graph(f"{graph.name} attention", tuple(blocks))
 
 
+def _batched(op: Operator, batch: int) -> Operator:
+    """Return the attention of one sequence that decodes as that of ``batch`` alike."""
+    if isinstance(op, PagedAttention):
+        splits = GRAPH_SPLITS if batch <= GRAPH_TOKENS else 0
+        return replace(op, groups=tuple((batch * count, q, kv) for count, q, kv in op.groups), splits=splits)
+    assert isinstance(op, (Attention, LatentAttention))
+    return replace(op, batch=batch)
+
+
 def _behind(op: Operator, before: int) -> Operator:
-    """Return attention with ``before`` more keys for each sequence."""
+    """Return attention with ``before`` more keys for each sequence, or as many as a window lets through."""
     if isinstance(op, PagedAttention):
         return replace(op, groups=tuple((count, q, kv + before) for count, q, kv in op.groups))
     assert isinstance(op, (Attention, LatentAttention))
@@ -342,7 +406,8 @@ def _cache_tokens(
     if tokens < block_tokens:
         raise WattcastError(
             f"{model.name}: weights of {1e-9 * need.weight_byte:.1f} GB leave no room for a cache in "
-            f"{1e-9 * room:.1f} GB of the {gpu.name}. Use more GPUs (tp) or a smaller number format."
+            f"{1e-9 * room:.1f} GB of {'the' if options.gpu_count == 1 else 'each'} {gpu.name}. "
+            "Use more GPUs (tp, pp) or a smaller number format (--quantization)."
         )
     note = f"cache: {tokens} tokens, {utilisation:.0%} of the memory less weights and activations"
     return tokens, per_token, note

@@ -88,6 +88,7 @@ class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     dims: dict[str, Any]
     note: str = ""
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
         raise unknown_name(
             f"architecture in {where}", file.architecture, ARCHITECTURES, f"Known: {', '.join(ARCHITECTURES)}."
         )
-    return make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
+    made = make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
+    return replace(made, quantization=file.quantization)
 
 
 def make_model(

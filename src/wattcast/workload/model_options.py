@@ -78,6 +78,7 @@ RECIPES = {
     "mxfp4": WeightRecipe("fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32),
     "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
 }
+UNQUANTIZED = "none"  # for a model whose published weights are narrow
 WEIGHT_ONLY = {  # --weights
     "int4": RECIPES["gptq"],
     "fp8": WeightRecipe("fp8", 8.0, "marlin"),
@@ -122,7 +123,7 @@ class ModelOptions:
     skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
     recompute: bool = False  # training: run each layer's forward again instead of keeping activations
     image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
-    quantization: str | None = None  # a recipe of an engine, such as fp8-block or awq (``RECIPES``)
+    quantization: str | None = None  # a recipe of an engine, such as fp8-block (``RECIPES``); None: the model's own
     weights: str | None = None  # of an engine: weights alone in int4, fp8 or fp4, multiplied in ``dtype``
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
@@ -156,14 +157,14 @@ class ModelOptions:
             raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
         if training and self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
-        known_words = {"quantization": RECIPES, "weights": WEIGHT_ONLY, "kv_dtype": KV_DTYPES}
+        known_words = {"quantization": (*RECIPES, UNQUANTIZED), "weights": WEIGHT_ONLY, "kv_dtype": KV_DTYPES}
         for name, known in known_words.items():
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise bad_value(name, f"one of {', '.join(known)}", value)
             if value is not None and self.stack not in (None, SoftwareStack.ENGINE):
                 raise bad_value(name, "stack engine", str(self.stack), "Ask for --stack engine.")
-        if self.quantization is not None and self.weights is not None:
+        if self.quantization not in (None, UNQUANTIZED) and self.weights is not None:
             raise bad_value("weights", "no recipe beside it", self.quantization, "Give one of the two.")
         if self.recipe is not None and self.dtype not in (Dtype.BF16, Dtype.FP16, Dtype.FP8):
             raise bad_value("dtype", "bf16 or fp16 with narrow weights", str(self.dtype))
@@ -173,7 +174,7 @@ class ModelOptions:
         """Return how weights are kept; ``dtype`` fp8 on an engine is the recipe of that name."""
         if self.weights is not None:
             return WEIGHT_ONLY[self.weights]
-        if self.quantization is not None:
+        if self.quantization not in (None, UNQUANTIZED):
             return RECIPES[self.quantization]
         served_fp8 = self.stack is SoftwareStack.ENGINE and self.dtype is Dtype.FP8
         return RECIPES["fp8"] if served_fp8 else None
@@ -289,7 +290,9 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     served = phase is not WorkloadPhase.TRAIN and options.stack in (None, SoftwareStack.ENGINE)
     if model.quantization is not None and served and not asked:
         options = replace(options, quantization=model.quantization)
-        said.append(f"quantization {model.quantization} (that of the configuration)")
+        said.append(
+            f"quantization {model.quantization} (as it is published; --quantization none: as wide as --dtype)"
+        )
     if options.stack is None:
         # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound
         language = model.kind is ModelKind.LANGUAGE and model.template.engine
@@ -452,7 +455,8 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     words = [model.name, str(options.phase), f"b{options.batch}", size]
     if options.tokens:
         words.append(f"t{options.tokens}")
-    words.append(options.quantization or (f"w-{options.weights}" if options.weights else str(options.dtype)))
+    recipe = options.quantization if options.quantization != UNQUANTIZED else None
+    words.append(recipe or (f"w-{options.weights}" if options.weights else str(options.dtype)))
     if options.kv_dtype is not None:
         words.append(f"kv-{options.kv_dtype}")
     words.append(str(options.stack))
