@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +161,20 @@ def test_mistakes_in_python_name_what_was_wanted() -> None:
 def test_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(wattcast.core.errors.WattcastError, match="leave no room for a cache"):
         wattcast.simulate("llama3-70b", "h200", rate=1.0, seconds=5)
+
+
+def test_a_pipeline_takes_as_long_as_its_stages_and_holds_more() -> None:
+    asked: dict[str, Any] = {"rate": 2.0, "prompt": 200, "output": 50, "requests": 40}
+    one, two = (wattcast.simulate("llama3-8b", "h200", pp=stages, **asked) for stages in (1, 2))
+    assert (two.gpu_count, two.summarise()["replicas"], len(two.runs)) == (2, 1, 2)
+    assert np.median(two.tpot_s) == pytest.approx(np.median(one.tpot_s), rel=0.1)  # the same layers in turn
+    caches = [int(re.search(r"cache: (\d+) tokens", " ".join(run.assumptions)).group(1)) for run in (one, two)]
+    assert caches[1] > 2.1 * caches[0]  # each GPU has half of the weights
+    assert two.energy_j > one.energy_j  # one of two GPUs idles
+
+
+def test_engines_that_share_experts_are_lanes_of_one_replica() -> None:
+    found = wattcast.simulate("qwen3-30b-a3b", "h200", dp=2, ep=2, rate=2.0, prompt=200, output=20, requests=20)
+    assert (found.gpu_count, found.summarise()["replicas"], len(found.runs)) == (2, 1, 2)
+    with pytest.raises(BadInput, match="Use --replicas"):
+        wattcast.simulate("llama3-8b", "h200", dp=2, rate=2.0)
