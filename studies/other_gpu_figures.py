@@ -1,6 +1,6 @@
-"""Draw forecasts against published rows, after figures 9, 11 and 12 of the EnergAIzer paper, and power limits.
+"""Draw forecasts against published rows, after figures 9 and 11 of the EnergAIzer paper, and power limits.
 
-Run: ``python -m studies.other_gpu_figures docs/images`` (draws all four; WATTCAST_REFERENCE names the measurements).
+Run: ``python -m studies.other_gpu_figures docs/images`` (draws all three; WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from wattcast.core.errors import MissingTool
 from wattcast.core.strict_files import reference_folder
 from wattcast.fit.calibration import analyse_models, calibrate_bundle, predict_models
 from wattcast.fit.calibration_rows import PublishedRun
-from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure, save_figure
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 CLIP = 40.0  # percent, as in the paper's figure 9
 PANELS = (("gpt2", 8, 128), ("opt-1.3b", 2, 128), ("qwen2-1.5b", 1, 128), ("gpt2", 32, 512), ("opt-1.3b", 8, 2048),
           ("qwen2-1.5b", 1, 4096))  # fmt: skip
-CARDS = ("a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm", "h200", "l40s", "a10")
-FORECASTS = (("bert-large", 32, 512), ("gpt2", 32, 512), ("qwen2-1.5b", 1, 4096))
 _SOURCE = "Rows: EnergAIzer artifact (2026), A100-PCIE-40GB. {}: {}"
 
 
@@ -91,29 +88,6 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
     return add_caption(figure, text + _SOURCE.format("Forecast", bundle.provenance.source))
 
 
-def cards() -> Figure:
-    """Power of three workloads on six cards, with 90 % intervals; nothing measured to compare with (figure 12)."""
-    figure = new_figure(11.0, 3.8)
-    for axes, (model, batch, seq) in zip(figure.subplots(1, 3, sharey=True), FORECASTS, strict=True):
-        for i, card in enumerate(CARDS):
-            p = api.predict(model, card, batch=batch, seq=seq, attention="eager", head="none")
-            watts, (low, high) = float(p.power_w), p.interval.power_w
-            limit = float(np.max(hardware.load_gpu(card).power.limit_w))
-            axes.bar(i, watts, color=MODULE_COLOURS["static" if p.status == "measured" else "l2"])
-            axes.vlines(i, low, min(float(high), limit), color="#333333", lw=1)
-            axes.hlines(limit, i - 0.4, i + 0.4, color=MODULE_COLOURS["tensor"], lw=1)
-            axes.annotate(f"{float(p.latency_s) * 1e3:.0f} ms", (i, 4), ha="center")
-        axes.set_xticks(range(len(CARDS)), CARDS, rotation=45, ha="right")
-        axes.set_title(f"{model}, batch {batch}, {seq} tokens")
-    figure.axes[0].set_ylabel("Power (W)")
-    text = (
-        "Forecasts (blue; grey: fitted) left to the governor, 90 % intervals, power limits (orange), latency below. "
-    )
-    return add_caption(
-        figure, text + "Nothing was measured on these cards to compare with, but on the H200's kernels."
-    )
-
-
 def limits(folder: Path) -> Figure:
     """Relative time and power under power limits: means over configurations of each network and card."""
     found = published_checks.predict_epochs(published_checks.read_epochs(folder))
@@ -156,7 +130,6 @@ def draw(folder: Path) -> list[Path]:
     made = {
         "other-gpus-errors": errors(at_900),
         "other-gpus-clocks": clocks(at_900, over),
-        "other-gpus-cards": cards(),
         "other-gpus-limits": limits(reference),
     }
     for name, figure in made.items():

@@ -23,25 +23,27 @@ ANSWERED = {  # tab -> what stands on the screen once it has answered
     "train": "document.querySelector('#p-train:not(.stale) svg')",
     "live": "document.querySelectorAll('#p-live svg circle').length > 50",
 }
-TOAST_MS = 6000  # until a notice has gone
+TOAST_MS = 9000  # until a notice has gone
 
 
 def take_pictures(address: str, folder: Path) -> None:
     """Save one picture of each tab, 1440 pixels wide, and the first screen of a phone in the dark."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 1350}, bypass_csp=True)
+        page = browser.new_page(viewport={"width": 1440, "height": 800}, bypass_csp=True)
         page.goto(address)
         for tab, ready in ANSWERED.items():
             page.click(f"#tab-{tab}")
             if tab == "compare":
                 page.click("#add")
             if tab == "live":
+                page.click("#p-live button >> nth=1")
+                page.wait_for_timeout(3000)
                 page.click("#p-live button >> nth=0")
             page.wait_for_function(f"Boolean({ready})", timeout=120_000)
             page.wait_for_timeout(TOAST_MS)
             name = "page" if tab == "predict" else f"page-{tab}"
-            save_picture(page.screenshot(full_page=tab != "predict"), folder / f"{name}.webp", 1100)
+            save_picture(page.screenshot(full_page=True), folder / f"{name}.webp", 1100)
         phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", bypass_csp=True)
         phone.goto(address)
         phone.wait_for_function(f"Boolean({ANSWERED['predict']})", timeout=120_000)
@@ -52,6 +54,7 @@ def take_pictures(address: str, folder: Path) -> None:
 def save_picture(data: bytes, path: Path, width: int) -> None:
     """Write a picture as WebP, scaled to a width."""
     picture: Any = Image.open(io.BytesIO(data)).convert("RGB")
+    picture = picture.crop((0, 0, picture.width, min(picture.height, picture.width)) if width > 1000 else None)
     picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS).save(
         path, quality=82, method=6
     )

@@ -140,3 +140,14 @@ def test_counter_models_are_quoted_as_the_ledger_has_them() -> None:
             assert abs(rounded - ledger[row][1]) < 0.051, (name, shown, ledger[row])
         if len(cells) == 4 and cells[0]:
             assert cells[0] == ledger[rows[0]][0], name
+
+
+def test_the_overview_quotes_the_result_of_each_page() -> None:
+    """A figure in the overview of the method is one that the page behind its link opens with."""
+    text = (DOCS / "method" / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^(\|.*) \| \[[^]]+\]\(([\w-]+\.md)\) \|$", text, re.MULTILINE)
+    assert len(rows) > 8
+    for row, page in rows:
+        result = (DOCS / "method" / page).read_text(encoding="utf-8").partition("**Result.**")[2].partition("\n\n")[0]
+        known = {float(number) for number in numbers(result)}
+        assert {float(number) for number in re.findall(r"(\d+(?:\.\d+)?) %", row)} <= known, (row, page)
