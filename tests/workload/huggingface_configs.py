@@ -529,17 +529,14 @@ TAKEN = [
         {**_sizes("gpt_neox", 44, 6144, 64, 64, 24576, 50432), "hidden_act": "gelu", "rotary_pct": 0.25},
     ),
 ]
+ENCODERS = [
+    _by_default(
+        "answerdotai/ModernBERT-base", 0.149, "ModernBertConfig", _sizes("modernbert", 22, 768, 12, 12, 1152, 50368)
+    ),
+]
+
 REFUSED = [  # and the word that the reason must have
     (_quoted("google-t5/t5-small", 0.06, _KQI, {"model_type": "t5", "d_model": 512, "num_layers": 6}), "t5"),
-    (
-        _by_default(
-            "answerdotai/ModernBERT-base",
-            0.15,
-            "ModernBertConfig",
-            _sizes("modernbert", 22, 768, 12, 12, 1152, 50368),
-        ),
-        "modernbert",
-    ),
     (
         _by_default("ai21labs/Jamba-v0.1", 52.0, "JambaConfig", _sizes("jamba", 32, 4096, 32, 8, 14336, 65536)),
         "jamba",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from comparing import moved_byte, split
-from huggingface_configs import REFUSED, TAKEN, CollectedConfig
+from huggingface_configs import ENCODERS, REFUSED, TAKEN, CollectedConfig
 
 import wattcast
 from wattcast.core.errors import BadInput
@@ -20,8 +20,8 @@ from wattcast.workload.readers.from_huggingface import convert_config
 
 
 def test_fifty_were_collected() -> None:
-    assert len(TAKEN) == 45
-    assert len(REFUSED) == 5
+    assert len(TAKEN) + len(ENCODERS) == 46
+    assert len(REFUSED) == 4
 
 
 @pytest.mark.parametrize("collected", TAKEN, ids=lambda item: item.id)
@@ -135,6 +135,50 @@ def test_encoders_that_count_their_positions_run_the_operators_of_the_class(kind
     assert ours == large
     assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.02)
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+def test_modernbert_runs_the_operators_of_the_class(attention: str) -> None:
+    hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
+    torch, transformers = hugging_face.torch, hugging_face.transformers
+    from wattcast.workload.readers.from_torch import capture_module
+
+    config = transformers.CONFIG_MAPPING["modernbert"](
+        num_hidden_layers=4, hidden_size=256, num_attention_heads=4, intermediate_size=384, vocab_size=1000,
+        local_attention=64, pad_token_id=0,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa" if attention == "flash" else "eager"
+    with torch.device("meta"):
+        module = transformers.MODEL_MAPPING[type(config)](config).to(torch.bfloat16).eval()
+    found = capture_module(module, (), {"input_ids": torch.zeros(2, 128, dtype=torch.long, device="meta")})
+    model = convert_config(config.to_dict(), "config.json")
+    assert count_parameters(model) == sum(weight.numel() for weight in module.parameters())
+    graph = build_graph(model, ModelOptions(stack="eager", batch=2, seq=128, attention=attention))
+    assert split(graph) == split(found.graph)  # small operators as well
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "heads", "width", "billion"), [(22, 768, 12, 1152, 0.149), (28, 1024, 16, 2624, 0.395)]
+)
+def test_flops_of_modernbert_by_hand(layers: int, hidden: int, heads: int, width: int, billion: float) -> None:
+    """Base and large over 1,024 tokens: four products and attention a layer, of which a window skips nothing."""
+    (collected,) = ENCODERS
+    sizes = {
+        "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": width
+    }  # fmt: skip
+    model = convert_config(collected.config | sizes, "config.json")
+    graph = build_graph(model, ModelOptions(phase="forward", seq=1024))
+    wanted = layers * (1024 * (8.0 * hidden**2 + 6.0 * hidden * width) + 4.0 * 1024**2 * hidden)
+    assert compute_totals(graph).product_flop == pytest.approx(wanted, rel=1e-9)
+    assert count_parameters(model) / 1e9 == pytest.approx(billion, rel=0.03)
+    found = wattcast.predict(graph, "h200")
+    assert 1e-4 < float(found.latency_s) < 1.0
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"], ["sliding_attention", "full_attention"]])
+def test_modernbert_of_other_layers_is_refused(kinds: list[str]) -> None:
+    with pytest.raises(BadInput, match="layer_types"):
+        convert_config(ENCODERS[0].config | {"num_hidden_layers": 2, "layer_types": kinds}, "config.json")
 
 
 def _layer_flop(hidden: int, heads: int, kv_heads: int, dim: int, width: int) -> float:

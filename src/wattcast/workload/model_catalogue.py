@@ -62,6 +62,7 @@ ARCHITECTURES: dict[str, ModelArchitecture] = {
     "latent": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "LatentDims", "trace_latent", engine=True),
     "whisper": ModelArchitecture(ModelKind.LANGUAGE, "multimodal", "WhisperDims", "trace_whisper", item="audio clip"),
     "bert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "BertDims", "trace_bert"),
+    "modernbert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "ModernBertDims", "trace_modernbert"),
     "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit", item="picture"),
     "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip", item="picture"),
     "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet", item="picture"),

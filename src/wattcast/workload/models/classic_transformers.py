@@ -1,4 +1,4 @@
-"""Transformers with layer norm and learned positions: GPT-2 and OPT, BERT, and the vision transformer."""
+"""Transformers with layer norm: GPT-2 and OPT, BERT and ModernBERT, and the vision transformer."""
 
 from __future__ import annotations
 
@@ -177,6 +177,94 @@ def _bert_head(dims: BertDims, run: PassSettings, x: Tensor) -> Tensor:
     with x.tape.scope("logits"):
         logits = layers.project_to_vocabulary(run, x, dims.vocab, tied=True, bias=True)
         return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
+
+
+@dataclass(frozen=True)
+class ModernBertDims:
+    """Published dimensions of ModernBERT: rotary positions, gated layers, and windows in most of them."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    full_layers: int  # that see the whole sequence, the first among them
+    window: int = 128  # tokens that the others see, half of them on either side
+    activation: str = "gelu"
+    bias: bool = False  # of attention's products
+    mlp_bias: bool = False
+
+
+def trace_modernbert(dims: ModernBertDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over whole sequences; only the first layer has no norm before its attention."""
+    program = run.new_program()
+    x, *tables = program.section("embedding", lambda tape: _embed_modernbert(dims, run, tape))
+    near = tables[2:]  # cos, sin and the mask of layers with a window
+    groups = (
+        ("first layer", 1, tables[:2], False),
+        ("layers", -(-dims.full_layers // stages) - 1, tables[:2], True),
+        ("window layers", -(-(dims.layers - dims.full_layers) // stages), near, True),
+    )
+    for label, repeat, given, normed in groups:
+        if repeat:
+            (x,) = program.section(
+                label,
+                lambda tape, x, *given, normed=normed: _modernbert_layer(dims, run, normed, x, *given),
+                *(x, *given),
+                repeat=repeat,
+            )
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        x = layers.layer_norm(run, x, bias=False)
+        if run.head is OutputHead.NONE:
+            return x
+        x = functional.activation(dims.activation, layers.project(run, x, dims.hidden))
+        logits = layers.project_to_vocabulary(
+            run, layers.layer_norm(run, x, bias=False), dims.vocab, tied=True, bias=True
+        )
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
+
+    program.section("head", head, x)
+    return program
+
+
+def _embed_modernbert(dims: ModernBertDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Look up and norm the tokens; compute a rotary table of either kind of layer, and the mask of windows."""
+    fill(tape, (run.length,), Dtype.INT64)
+    x = layers.layer_norm(run, layers.embed_tokens(run, tape, dims.vocab, dims.hidden), bias=False)
+    for size in (run.batch, 1):
+        fill(tape, (size,), Dtype.INT64)
+    query, key = (pointwise("shift", fill(tape, shape, Dtype.INT64)) for shape in ((run.length, 1), (run.length,)))
+    keep = pointwise("compare", pointwise("abs", pointwise("sub", query, key)), out_dtype=Dtype.BOOL)
+    keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
+    keep = pointwise("compare", keep, pointwise("compare", key, out_dtype=Dtype.BOOL), out_dtype=Dtype.BOOL)
+    keep = keep.view(1, 1, run.length, run.length).expand(run.batch, 1, run.length, run.length)
+    mask = keep if run.flash else layers.mask_to_numbers(keep, run.dtype)
+    full, near = (layers.rotary_tables(tape, run, dims.hidden // dims.heads) for _ in range(2))
+    return [x, *full, *near, mask]
+
+
+def _modernbert_layer(
+    dims: ModernBertDims, run: PassSettings, normed: bool, x: Tensor, cos: Tensor, sin: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Compute x + attention(norm(x)), then x + gated feed_forward(norm(x))."""
+    dim = dims.hidden // dims.heads
+    with x.tape.scope("attention"):
+        rows = functional.enter_parallel(layers.layer_norm(run, x, bias=False) if normed else x, run.tp)
+        width = dims.hidden // run.tp
+        parts = layers.project(run, rows, 3 * width, dims.bias).split(width, width, width)
+        q, k, v = (layers.split_heads(part, dim) for part in parts)
+        q, k = (layers.rotate(part.to(Dtype.FP32), cos, sin, again=part) for part in (q, k))
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        out = layers.attend(run, q, k, v, causal=False, mask=mask, wide_softmax=True)
+        x = x + functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
+    with x.tape.scope("mlp"):
+        rows = layers.layer_norm(run, x, bias=False)
+        return x + layers.gated_feed_forward(
+            run, rows, dims.intermediate, dims.activation, merged=True, bias=dims.mlp_bias
+        )
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,10 @@ def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
             keep = pointwise("compare", near, keep, out_dtype=Dtype.BOOL)
             keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
         keep = keep.expand(run.batch, 1, q_len, kv_len)
-        return [keep if run.flash else _mask_to_numbers(keep, run.dtype)]
+        return [keep if run.flash else mask_to_numbers(keep, run.dtype)]
 
 
-def _mask_to_numbers(keep: Tensor, dtype: Dtype) -> Tensor:
+def mask_to_numbers(keep: Tensor, dtype: Dtype) -> Tensor:
     """Return 0 where a key may be seen, the lowest number where not."""
     zero, low = fill(keep.tape, (), dtype), fill(keep.tape, (), dtype)
     return pointwise("where", keep, zero, low, out_dtype=dtype)
@@ -277,10 +277,11 @@ def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tens
         return cos.to(run.dtype), sin.to(run.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Compute x·cos + rotate_half(x)·sin over the last dimension."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, again: Tensor | None = None) -> Tensor:
+    """Compute x·cos + rotate_half(x)·sin over the last dimension; ``again`` is widened once more for its half."""
     half = x.shape[-1] // 2
     straight = x * cos  # first, as in the original: gradients are gathered in reverse order
+    x = x if again is None else again.to(x.dtype)
     lower, upper = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
     return straight + cat([-upper, lower], -1) * sin
 
@@ -316,7 +317,7 @@ def attend(
             k, v = (_repeat_heads(t, q.shape[1] // k.shape[1]) for t in (k, v))
             if run.flash:  # the yes-or-no mask becomes numbers to add; nothing is skipped
                 assert mask is not None
-                _mask_to_numbers(mask, q.dtype)
+                mask_to_numbers(mask, q.dtype)
                 out = functional.attention(q, k, v, causal=False, masked=True)
             else:
                 scores = functional.matmul(q, k.transpose(2, 3)) * 0.125

@@ -439,11 +439,21 @@ def _read_vit_classes(f: _Fields) -> dict[str, Any]:
     return {"pooler": not classifier, "classes": _count_labels(f) if classifier else 0}
 
 
+def _count_full_layers(f: _Fields) -> dict[str, Any]:
+    """Count the layers without a window: those that are named so, or every third, the first among them."""
+    layers, every = f.read("num_hidden_layers"), f.read("global_attn_every_n_layers=3")
+    usual = ["sliding_attention" if place % every else "full_attention" for place in range(layers)]
+    kinds = f.words("layer_types", layers, usual)
+    f.check("layer_types", kinds[:1], kinds[:1] == ["full_attention"], "full_attention in the first layer")
+    return {"full_layers": kinds.count("full_attention")}
+
+
 FURTHER: dict[str, Callable[[_Fields], dict[str, Any]]] = {
     "gemma": _read_gemma,
     "granite_experts": _read_granite_experts,
     "nemotron_pattern": _read_nemotron_pattern,
     "falcon": _read_falcon,
+    "full_layers": _count_full_layers,
     "vit_classes": _read_vit_classes,
     "resnet_classes": lambda f: {"classes": _count_labels(f)},
     "dense_layers": lambda f: {"dense_layers": min(f.read("first_k_dense_replace?"), f.read("num_hidden_layers"))},
