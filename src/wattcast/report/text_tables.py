@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,15 +103,21 @@ def print_predictions(console: Console, predictions: Sequence[Prediction], detai
         print_notes(console, [note for p in predictions for note in p.assumptions])
 
 
-def _print_one(console: Console, p: Prediction, details: bool) -> None:
-    """Print the answer first, then modules, operators and assumptions: the most important, or all."""
-    sure = judge_confidence(p)
-    console.print(f"[bold]{escape(title_of(p))}[/bold]", highlight=False)
-    for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p)):
+def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> None:
+    """Print a title and the answers below it, each with its remark beside it."""
+    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    for line in lines:
         value = f"{line.value:<26}" if line.remark else line.value
         text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
         remark = f"\n{'':42}".join(textwrap.wrap(line.remark, max(console.width - 42, 20)))
         console.print(f"{text} [dim]{escape(remark)}[/dim]" if line.remark else text, highlight=False)
+
+
+def _print_one(console: Console, p: Prediction, details: bool) -> None:
+    """Print the answer first, then modules, operators and assumptions: the most important, or all."""
+    sure = judge_confidence(p)
+    lines = (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p))
+    print_answers(console, title_of(p), lines)
     console.print(_modules(p))
     console.print(_ops(p, None if details else FEW_OPS))
     if details:

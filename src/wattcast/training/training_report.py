@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core import units
+from wattcast.predictor.prediction_summary import AnswerLine, count_digits, round_number, span_numbers
 from wattcast.training.train_job import Candidate, TrainingResult
 
 if TYPE_CHECKING:
@@ -87,39 +88,10 @@ def recommend_limit(result: TrainingResult, most_time: float = 1.1) -> float:
 
 def print_training(console: Console, result: TrainingResult, details: bool = False, search: bool = False) -> None:
     """Print the answer first, then the step, the memory, the trade of a power limit, and what was assumed."""
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import new_table, print_answers, print_notes
 
-    low, high = result.relative_interval
     found = summarise_training(result)
-    console.print(
-        f"[bold]{result.model}[/bold], {result.tokens:.3g} tokens on {result.gpus} x {result.gpu}: "
-        f"[bold]{result.hours:.3g} h[/bold] ({result.hours * low:.3g} to {result.hours * high:.3g}), "
-        f"{result.gpu_hours:.3g} GPU hours"
-    )
-    console.print(
-        f"energy   {result.energy_kwh:.3g} kWh at the GPUs, {result.site_energy_kwh:.3g} kWh with hosts "
-        f"(PUE {result.prices.pue:g}); {found['energy_j_per_token']:.3g} J a token"
-    )
-    console.print(
-        f"power    {units.show(result.power_w, 'W')} mean, {units.show(result.peak_power_w, 'W')} while all compute"
-    )
-    if result.cost is not None:
-        console.print(f"cost     {result.cost:.4g} {result.prices.currency}")
-    if result.carbon_kg is not None:
-        console.print(f"carbon   {result.carbon_kg:.4g} kg CO2 equivalent")
-    console.print(
-        f"speed    {result.tokens_per_s:.4g} tokens/s, {result.tokens_per_s / result.gpus:.4g} a GPU; "
-        f"step {units.show(result.step_s, 's')} of {result.step_tokens} tokens; {result.mfu:.0%} of the peak (MFU)"
-    )
-    console.print(f"shared   {result.strategy}")
-    parts = ", ".join(f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0)
-    console.print(f"step     {parts}")
-    memory = ", ".join(
-        f"{name} {units.show(found['memory_byte'][name], 'byte')}" for name in _MEMORY if found["memory_byte"][name]
-    )
-    verdict = "fits" if found["fits"] else "does NOT fit"
-    need, have = (units.show(byte, "byte") for byte in (result.memory.total_byte, result.capacity_byte))
-    console.print(f"memory   {need} of {have} usable, {verdict}: {memory}")
+    print_answers(console, _title(result), _list_answers(result, found))
     limits = new_table("power limit", "hours", "kWh", title="What a power limit would trade")
     best = found["recommended_power_limit_w"]
     for watts, hours, kwh in result.curve:
@@ -129,8 +101,62 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
         console.print(f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time")
     if search:
         _print_search(console, result.candidates)
-    for note in result.assumptions if details else result.assumptions[:4]:
-        console.print(f"[dim]assumed: {note}[/dim]", highlight=False)
+    print_notes(console, result.assumptions if details else result.assumptions[:4])
+
+
+def _title(result: TrainingResult) -> str:
+    return f"{result.model}: {result.tokens:,.0f} tokens on {result.gpus} x {result.gpu}"
+
+
+def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerLine]:
+    """Return what people ask of a job, with its spread: hours, kWh, watts, money, speed, memory."""
+    ends = np.array(result.relative_interval)
+    hours, hours_span = span_numbers(result.hours, result.hours * ends)
+    digits = count_digits(result.hours, *(result.hours * ends))
+
+    def show(value: float, unit: str) -> str:
+        return units.show(value, unit, digits)
+
+    def number(value: float) -> str:
+        return round_number(value, digits)
+
+    pue = "" if result.prices.pue == 1.0 else f" and a PUE of {result.prices.pue:g}"
+    with_hosts = f"{number(result.site_energy_kwh)} kWh with hosts{pue}"
+    lines = [
+        AnswerLine("time", f"{hours} h", f"{hours_span} h; {number(result.gpu_hours)} GPU hours"),
+        AnswerLine(
+            "energy",
+            f"{number(result.energy_kwh)} kWh",
+            f"at the GPUs; {with_hosts}; {number(found['energy_j_per_token'])} J/token",
+        ),
+        AnswerLine(
+            "power",
+            show(result.power_w, "W"),
+            f"mean of all GPUs; {show(result.peak_power_w, 'W')} while all compute",
+        ),
+    ]
+    if result.cost is not None:
+        lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
+    if result.carbon_kg is not None:
+        lines.append(AnswerLine("carbon", f"{number(result.carbon_kg)} kg CO2e"))
+    each = number(result.tokens_per_s / result.gpus)
+    parts = ", ".join(f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0)
+    memory = ", ".join(
+        f"{name} {units.show(found['memory_byte'][name], 'byte', 3)}"
+        for name in _MEMORY
+        if found["memory_byte"][name]
+    )
+    need, have = (units.show(byte, "byte", 3) for byte in (result.memory.total_byte, result.capacity_byte))
+    verdict = "fits" if found["fits"] else "DOES NOT FIT"
+    return [
+        *lines,
+        AnswerLine(
+            "speed", f"{number(result.tokens_per_s)} tokens/s", f"{each} a GPU; {result.mfu:.0%} of the peak (MFU)"
+        ),
+        AnswerLine("step", show(result.step_s, "s"), f"of {result.step_tokens:,} tokens: {parts}"),
+        AnswerLine("shared", str(result.strategy)),
+        AnswerLine("memory", verdict, f"{need} of {have} usable: {memory}"),
+    ]
 
 
 def _print_search(console: Console, candidates: tuple[Candidate, ...]) -> None:
@@ -172,7 +198,5 @@ def draw_training(result: TrainingResult) -> Figure:
     right.set_xlabel("Time (h)")
     right.set_ylabel("Energy of the GPUs (kWh)")
     right.legend(frameon=False)
-    figure.suptitle(
-        f"{result.model}: {result.tokens:.3g} tokens on {result.gpus} x {result.gpu}, {result.hours:.3g} h"
-    )
+    figure.suptitle(f"{_title(result)}, {result.hours:.3g} h")
     return add_caption(figure, "; ".join(result.assumptions[:4]))
