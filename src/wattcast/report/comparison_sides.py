@@ -316,8 +316,9 @@ _QUANTITIES = (("latency", "latency_s", "s"), ("power", "power_w", "W"), ("energ
 
 
 def print_comparison(console: Console, found: RunComparison) -> None:
-    """Print totals, terms, operators and modules, the largest contribution first."""
+    """Print the conclusion, then totals, terms, operators and modules, the largest contribution first."""
     console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}", highlight=False)
+    console.print(f"B against A: {write_sentence(found)}", style="bold", highlight=False)
     rows = new_table("", "A", "B", "B - A", "")
     for name, column, unit in _QUANTITIES:
         left, right = getattr(found.a, column), getattr(found.b, column)
@@ -338,7 +339,6 @@ def print_comparison(console: Console, found: RunComparison) -> None:
         for name in sorted(found.module_w, key=lambda n: -abs(found.module_w[n])):
             modules.add_row(name, _signed(found.module_w[name], "W"), _signed(found.module_j[name], "J"))
         console.print(modules)
-    console.print(write_sentence(found), highlight=False)
     for note in dict.fromkeys(found.notes):
         console.print(f"  - {escape(note)}", style="dim", highlight=False)
     console.print(f"Rule: {found.rule}.", style="dim", highlight=False)
