@@ -350,6 +350,31 @@ def test_signals_reach_the_program_and_clocks_are_reset(number: signal.Signals) 
     assert card.calls[-1] == "reset"
 
 
+def test_clocks_that_are_refused_and_programs_that_fail_are_told(tmp_path: Path) -> None:
+    class Particular(TimedCard):
+        given_back = 0
+
+        def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
+            if core_hz == 1e9:
+                raise RefusedKnob("core", "1000 MHz will not be set")
+
+        def give_back(self) -> None:
+            self.given_back += 1
+
+    card, said = Particular(), list[str]()
+    fails_at_2000 = [sys.executable, "-c", "raise SystemExit({core} == 2000)"]
+    plane = [(2e9, 3e9), (1e9, 3e9), (0.5e9, 3e9)]
+    assert list(live_control.visit_clock_plane(card, plane, fails_at_2000, said.append, os.environ).values()) == [
+        *(1, None, 0)
+    ]
+    assert said == ["1000 and 3000 MHz are left out: 1000 MHz will not be set"]
+    with pytest.raises(MissingTool, match="cannot be started"):
+        live_control.visit_clock_plane(card, plane, ["/nowhere"], said.append, os.environ)
+    assert card.given_back == 2
+    with pytest.raises(MissingTool, match="no clocks"):
+        live_control.choose_clock_plane([], [], 2, 1)
+
+
 def test_a_share_of_the_units_needs_an_mps_server(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="MPS"):
         limit_sm_share(50, {MPS_PIPE: str(tmp_path)})

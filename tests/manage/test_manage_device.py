@@ -181,6 +181,32 @@ def test_a_killed_controller_takes_its_own_daemon_along(node: Node) -> None:
     wait_for(lambda: not NoteFolder().is_tended(node.uuid))
 
 
+VISIT = "import sys; print(open(sys.argv[1]).read().strip(), file=open(sys.argv[2], 'w'))"
+
+
+def test_a_program_visits_a_plane_of_clocks(node: Node) -> None:
+    """The program sees the clocks that its words name, and the card has back what it had, also when we are killed."""
+    program = (sys.executable, "-c", VISIT, str(node.folder / "card"), str(node.folder / "at-{core}"))
+    dry = node.call("plane", "--cores", "3", "--", *program)
+    assert dry.returncode == 0
+    assert "1980/" in dry.stderr
+    assert not node.calls or not any(line.startswith("Set") for line in node.calls)
+    done = node.call("plane", "--apply", "--cores", "3", "--", *program)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 pairs" in done.stderr
+    seen = {path.name: path.read_text().split() for path in node.folder.glob("at-*")}
+    assert len(seen) == 3
+    assert all(card[0] == card[1] == name.removeprefix("at-") for name, card in seen.items()), seen
+    assert not node.is_set
+    sleeping = node.start(
+        "plane", "--apply", "--cores", "2", "--", sys.executable, "-c", "import time; time.sleep(60)"
+    )
+    wait_for(lambda: node.is_set)
+    sleeping.kill()
+    wait_for(lambda: not node.is_set)
+    assert node.notes == []
+
+
 def test_a_reset_that_fails_is_told_with_exit_code_5(node: Node) -> None:
     """The controller said "clocks reset" and ended with 0 when the driver had refused to reset them."""
     process = node.control(by_daemon=False)

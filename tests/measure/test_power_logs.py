@@ -55,6 +55,8 @@ def test_dcgm_prints_its_heading_again_and_again(tmp_path: Path) -> None:
         {"power_w": 200.0, "largest_w": 300.0, "energy_j": 200.0, "duration_s": 1.0, "samples": 3}
     )
     assert found["GPU 1"]["samples"] == 2
+    newer = DCGM.replace("#Entity", "# Entity")  # NVIDIA, DCGM 3.1 feature overview
+    assert read_power_log(write(tmp_path, newer), interval_s=0.5).summarise() == found
     later = read_power_log(write(tmp_path, DCGM), interval_s=0.5).summarise(0.4)
     assert later["GPU 0"]["power_w"] == pytest.approx(250.0)
 

@@ -236,6 +236,41 @@ def run(
 
 
 @manage_app.command()
+def plane(
+    ctx: typer.Context,
+    command: Annotated[list[str], typer.Argument(help="The program, after --; {core} and {memory} are MHz.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Really set the card; else name the clocks.")] = False,
+    device: Device = 0,
+    cores: Annotated[int, typer.Option(help="Core clocks, evenly over what the card allows.", min=1)] = 6,
+    memories: Annotated[int, typer.Option(help="Memory clocks, likewise; 1: not touched.", min=1)] = 1,
+    socket: Socket = None,
+) -> None:
+    """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back however this ends.
+
+    Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out rows/{core}-{memory}
+    """
+    from wattcast.manage.daemon_client import hold_card
+    from wattcast.manage.live_control import choose_clock_plane, visit_clock_plane
+    from wattcast.measure.device_control import NvmlCard
+
+    env: Environment = ctx.obj
+    card = NvmlCard(device)
+    card.open()
+    points = choose_clock_plane(*card.clocks_hz(), cores, memories)
+    told = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
+    if not apply:
+        env.say(f"dry run on {card.name}: core/memory MHz {told} would be set and given back; add --apply to do it.")
+        raise typer.Exit
+    with hold_card(card, socket) as held:
+        codes = visit_clock_plane(held, points, command, env.say, env.variables)
+    failed = [f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for (core, memory), code in codes.items() if code != 0]
+    env.say(f"the card has back what it had. {len(codes) - len(failed)} of {len(points)} pairs of clocks done.")
+    if failed or len(codes) < len(points):
+        env.say(f"refused or ended otherwise, core/memory MHz: {', '.join(failed) or 'none'}")
+        raise typer.Exit(next((abs(code) for code in codes.values() if code), 1))
+
+
+@manage_app.command()
 def daemon(
     ctx: typer.Context,
     gpu: Annotated[

@@ -30,7 +30,7 @@ from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_t
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.campaigns.nsight_counters import find_ncu
-from wattcast.power.activity import Activity, ActivitySource
+from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 
 _MAX_BYTE = 256 << 20
@@ -263,6 +263,8 @@ MOVED_SUFFIX = "_moved"  # rows that move frames as well
 SECTOR_BYTE = 32.0
 FULL_WARP = 32.0  # threads of a warp
 
+PLANE_FOLDER = re.compile(r"(\d+)-(\d+)")  # rows at one pair of clocks: core and memory in MHz
+
 CounterLine = dict[str, float | str]
 NcuMetrics = Mapping[str, float]
 
@@ -275,6 +277,10 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
     id counts.
     """
     counters = folder / MICROBENCH_COUNTERS_FILE
+    if counters.is_file() and (plane := [p for p in folder.iterdir() if PLANE_FOLDER.fullmatch(p.name)]):
+        return _make_plane_lines(sorted(plane, key=lambda p: [-int(n) for n in p.name.split("-")[::-1]]), gpu)
+    if not counters.is_file() and PLANE_FOLDER.fullmatch(folder.name):
+        counters = folder.parent / MICROBENCH_COUNTERS_FILE
     if not counters.is_file():
         raise bad_value(str(folder), f"a folder with {MICROBENCH_COUNTERS_FILE} (lab microbench --counters)", "none")
     counted = {str(row["id"]): row for row in read_lines(counters)}
@@ -309,6 +315,30 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
             level = bundle_voltage(gpu, clock_hz)
             line |= {} if level is None else {"relative_voltage": level}
             lines.append({**line, **metrics, **events_of_launch(metrics)})
+    return lines
+
+
+def _make_plane_lines(folders: list[Path], gpu: str) -> list[CounterLine]:
+    """Return the lines of all pairs of clocks; ``folders`` begin with the highest, at which kernels were counted.
+
+    An operation of a kernel counts the same at every clock, so counts go by the operations of a launch.
+    """
+    highest = {str(line["benchmark"]): line for line in make_table_lines(folders[0], gpu)}
+    counts = {name for name, event in known_events().items() if not event.is_mean}
+    done, lines = dict[str, float](), list[CounterLine]()
+    for folder in folders:
+        kept = (row for row in read_lines(folder / RESULT_FILES[0]) if not (row.get("error") or row.get("repeat")))
+        rows = {str(row["name"]): row for row in kept}
+        done = done or {name: float(row.get("operations") or 0.0) for name, row in rows.items()}
+        for name, row in rows.items():
+            line, operations = highest.get(name), float(row.get("operations") or 0.0)
+            if line is None or not row.get("power_w") or not row.get("sm_clock_hz"):
+                continue
+            scale = operations / done[name] if done.get(name) else 1.0
+            events = {n: float(v) * (scale if n in counts else 1.0) for n, v in line.items() if n in known_events()}
+            own = {"seconds": float(row.get("launch_s") or 1.0), "clock_hz": float(row["sm_clock_hz"])}
+            own |= {"watts": float(row["power_w"]), "memory_clock_hz": 1e6 * float(folder.name.split("-")[1])}
+            lines.append({"benchmark": name, "group": line["group"], **own, **events})
     return lines
 
 

@@ -510,6 +510,66 @@ def run_controlled_program(
     return EndedProgram(code, plant.changes, plant.controlled, savings)
 
 
+def choose_clock_plane(
+    core_hz: Sequence[float], memory_hz: Sequence[float], cores: int, memories: int
+) -> list[tuple[float, float]]:
+    """Return evenly spread pairs of clocks, the ends among them, from the highest down.
+
+    >>> choose_clock_plane([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0], 3, 1)
+    [(5.0, 2.0), (3.0, 2.0), (1.0, 2.0)]
+    """
+    if not (core_hz and memory_hz):
+        raise MissingTool("the driver names no clocks of this card that could be set.")
+    axes = []
+    for clocks, count in ((core_hz, cores), (memory_hz, memories)):
+        places = np.linspace(len(clocks) - 1, 0 if count > 1 else len(clocks) - 1, min(count, len(clocks)))
+        axes.append([clocks[int(place)] for place in np.rint(places)])
+    return [(core, memory) for memory in axes[1] for core in axes[0]]
+
+
+def visit_clock_plane(
+    card: ControlledCard,
+    plane: Sequence[tuple[float, float]],
+    command: Sequence[str],
+    say: Callable[[str], None],
+    environment: Mapping[str, str],
+) -> dict[tuple[float, float], int | None]:
+    """Run ``command`` at every pair of clocks and return its exit codes, None where the driver refused the pair.
+
+    ``{core}`` and ``{memory}`` in its words are the clocks in MHz. A memory clock is set only where the plane has
+    several. The card gets back what it had however this ends; a signal ends the program and the visits.
+    """
+    codes: dict[tuple[float, float], int | None] = {}
+    several = len({memory for _, memory in plane}) > 1
+    with ExitStack() as stack:
+        signals = stack.enter_context(_Signals())
+        stack.callback(card.give_back)
+        for core_hz, memory_hz in plane:
+            if signals.came:
+                break
+            mhz = {"{core}": f"{core_hz / 1e6:.0f}", "{memory}": f"{memory_hz / 1e6:.0f}"}
+            try:
+                card.apply(core_hz, memory_hz if several else None, None)
+            except RefusedKnob as error:
+                say(f"{mhz['{core}']} and {mhz['{memory}']} MHz are left out: {error}")
+                codes[core_hz, memory_hz] = None
+                continue
+            words = [word.replace("{core}", mhz["{core}"]).replace("{memory}", mhz["{memory}"]) for word in command]
+            try:
+                signals.process = process = subprocess.Popen(words, env=dict(environment))
+            except OSError as error:
+                raise MissingTool(f"{words[0]}: cannot be started ({error.strerror}).") from None
+            try:
+                while process.poll() is None:
+                    card.beat()
+                    time.sleep(POLL_S)
+            finally:
+                if process.poll() is None and not signals.came:
+                    process.terminate()
+                codes[core_hz, memory_hz] = _await_end(process, signals.came or process.poll() is None)
+    return codes
+
+
 def _await_end(process: subprocess.Popen[bytes], signalled: bool) -> int:
     try:
         return process.wait(GRACE_S if signalled else None)

@@ -67,7 +67,7 @@ def read_power_log(path: Path, interval_s: float = 1.0) -> PowerLog:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}.") from None
-    lines = [line for line in lines if line.strip()]
+    lines = [line.replace("# Entity", "#Entity") for line in lines if line.strip()]  # as DCGM 3 writes it
     if any(line.lstrip().startswith("#Entity") for line in lines):
         return _read_dcgm(lines, interval_s, path.name)
     if any(" RAM " in f" {line}" and _RAIL.search(line) for line in lines[:20]):
