@@ -35,7 +35,6 @@ PUBLIC = {
         "draw_timeline",
         "draw_roofline",
         "draw_clock_curves",
-        "draw_against_measured",
         "draw_pareto",
     ),
 }

@@ -1,4 +1,4 @@
-"""Draw figures of the method pages that no command draws: engine steps, training steps, coverage, three power models.
+"""Draw figures of the method pages that no command draws: engine and training steps, layers, coverage and others.
 
 Run: ``python -m studies.method_figures docs/images``.
 """
@@ -18,6 +18,8 @@ from studies.training_rows.judge_training_rows import MEASURED as TRAINING_MEASU
 from studies.training_rows.judge_training_rows import PREDICTIONS, read_columns
 
 from wattcast import hardware
+from wattcast.core.units import Dtype
+from wattcast.fit.database_fit import load_layers, predict_held_out_layers_s
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_axes, new_figure, save_figure
 from wattcast.serving.host_times import load_engine_records
 from wattcast.validate.model_agreement import MODELS, compare_power_models
@@ -66,6 +68,48 @@ def draw_power_models() -> Figure:
     return add_caption(figure, f"{len(views)} kernels of an H200; line: equal; band: ±10 %")
 
 
+def draw_cold_layers() -> Figure:
+    """Draw how far the time of a layer is from the sum of its operators, and from the law of cold caches."""
+    layers = load_layers("h200", hardware.load_gpu("h200"))
+    assert layers is not None, "the H200's database has layers"
+    figure, axes = new_axes(9.0, 4.2)
+    named = (
+        ("sum of its operators alone", layers.alone_s),
+        ("law, architecture unseen", predict_held_out_layers_s(layers)),
+    )
+    for label, predicted_s in named:
+        error = 100 * (predicted_s / layers.layer_s - 1.0)
+        said = f"{label}: {np.mean(np.abs(error)):.1f} % off"
+        axes.plot(1e6 * layers.layer_s, error, "o", ms=5, alpha=0.75, label=said)
+    axes.axhline(0.0, color="black", lw=0.8)
+    axes.set(xscale="log", xlabel="Measured time of a layer (µs)", ylabel="Predicted over measured (%)")
+    axes.legend(frameon=False, loc="lower right")
+    return add_caption(figure, f"{len(layers.layer_s)} rows of 48 layers on H200s")
+
+
+def draw_catalogue() -> Figure:
+    """Draw the 16-bit peak, memory bandwidth and power limit of all GPUs with tensor cores."""
+    known = []
+    for gpu in map(hardware.load_gpu, hardware.gpu_names()):
+        rate = gpu.pipes.tensor_flop_per_cycle.get(Dtype.FP16)
+        if rate is not None:
+            peak = float(np.max(rate * gpu.sm_count * gpu.clocks.boost_hz))
+            known.append((peak / 1e12, float(gpu.memory.byte_per_s) / 1e12, float(gpu.power.limit_w), gpu.name))
+    known.sort(reverse=True)
+    figure = new_figure(9.0, 1.2 + 0.22 * len(known))
+    labels = ("16-bit peak, dense (TFLOP/s)", "Memory bandwidth (TB/s)", "Power limit (W)")
+    for column, (axes, label) in enumerate(zip(figure.subplots(1, 3, sharey=True), labels, strict=True)):
+        axes.plot([row[column] for row in known], range(len(known)), "o", color=SERIES_COLOURS[column])
+        axes.grid(axis="y", lw=0.3)
+        axes.set(xscale="log", xlabel=label)
+        axes.xaxis.set_minor_formatter("")
+    axes.set_yticks(range(len(known)), [row[3] for row in known])
+    axes.set_ylim(len(known) - 0.4, -0.6)
+    return add_caption(
+        figure, "GPUs with tensor or matrix cores; `wattcast gpus show NAME` has the source of each number"
+    )
+
+
 def draw_coverage() -> Figure:
     """Draw the share of each set inside its 90 % interval, from the table of the page on confidence."""
     rows = re.findall(
@@ -108,6 +152,8 @@ FIGURES = {
     "training-steps": draw_training_steps,
     "side-by-side": draw_power_models,
     "coverage": draw_coverage,
+    "cold-layers": draw_cold_layers,
+    "catalogue": draw_catalogue,
 }
 
 

@@ -62,7 +62,7 @@ def save_picture(data: bytes, path: Path, width: int) -> None:
 
 def main(folder: Path) -> None:
     """Start the server on a free port, take the pictures and stop it."""
-    command = [sys.executable, "-m", "wattcast", "serve", "--port", "0", "--live", "replay"]
+    command = [sys.executable, "-m", "wattcast", "serve", "--port", "0", "--limit", "60s", "--live", "replay"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None

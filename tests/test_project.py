@@ -138,3 +138,13 @@ def test_containers_and_workflows_call_what_exists(call) -> None:
         assert f"- run: {part}\n" in tests
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         assert yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+
+
+def test_version_citation_and_changelog_agree() -> None:
+    """The tag of a release is made by hand (CONTRIBUTING.md), so these three must say the same."""
+    import wattcast
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == wattcast.__version__
+    heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert heads[:2] == ["Unreleased", f"{wattcast.__version__} - {citation['date-released']}"]
