@@ -159,6 +159,13 @@ def test_limits_are_the_cards_own_and_their_risk_is_told() -> None:
     assert full.best.row()["risk"] is None
 
 
+def test_a_model_that_fits_no_node_is_spread_over_two() -> None:
+    """671 GB of fp8 weights: 8 H100 of 80 GB are too few, 16 in two nodes serve."""
+    found = plan("deepseek-v3", "h100-sxm", rate="1/s", prompt=500, output=50, tp=(8,), ep=(1,), requests=50)
+    row = found.best.row()
+    assert (row["gpus"], row["layout"], row["replicas"]) == (16, "tp 8 x pp 2", 1)
+
+
 def test_latency_bounds_as_people_write_them() -> None:
     assert parse_latency_bounds("ttft", "p99:500ms, p50:0.1s") == (
         LatencyBound("ttft", 99.0, 0.5),
@@ -187,6 +194,9 @@ def test_the_command_answers_first(call: Any) -> None:
         (("--ttft", "p0:1s"), "percentile"),
         (("--tpot", "fast"), "tpot"),
         (("--tp", "one"), "whole numbers"),
+        (("--tp", "5"), "h200, tp 5: gpt2: tp: expected a divisor of heads=12"),
+        (("--pp", "0"), "whole numbers"),
+        (("--ep", "2"), "1 for a model without experts"),
         (("--minimise", "cost"), "price"),
         (("--minimise", "carbon"), "--carbon"),
         (("--minimise", "noise"), "gpus, energy, cost, carbon"),

@@ -158,6 +158,11 @@ def test_mistakes_in_python_name_what_was_wanted() -> None:
         wattcast.simulate("llama3-8b", "h200", trace=make_trace([0.0], [1], [1]), seeds=2)
 
 
+def test_a_format_that_the_gpu_cannot_multiply_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"llama3-8b: dtype: .* got 'fp8'. Keep weights alone in it"):
+        wattcast.simulate("llama3-8b", "a100-sxm-80gb", rate=1.0, dtype="fp8")
+
+
 def test_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(wattcast.core.errors.WattcastError, match="leave no room for a cache"):
         wattcast.simulate("llama3-70b", "h200", rate=1.0, seconds=5)

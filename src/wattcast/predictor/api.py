@@ -256,13 +256,7 @@ def check_power_limit(gpu: Gpu, at: OperatingPoint) -> None:
 
 def check_runs(graph: Graph, gpu: Gpu, workload: Workload | ModelSpec, options: ModelOptions) -> None:
     """Raise an error where a GPU has no units for a format of the workload, or too little memory for it."""
-    units_for = {*gpu.pipes.tensor_flop_per_cycle, *gpu.pipes.cuda_flop_per_cycle}
-    for dtype in dict.fromkeys(op.dtype for op, _ in graph.calls() if op.is_product):
-        if dtype not in units_for:
-            known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
-            raise bad_value(
-                f"{graph.name}: dtype", f"a format that the {gpu.name} has units for ({known})", str(dtype), FORCE
-            )
+    check_formats(graph, gpu, FORCE)
     capacity_byte = float(np.max(gpu.memory.capacity_byte))
     if graph.memory_byte is None or graph.memory_byte <= capacity_byte:
         return
@@ -275,6 +269,16 @@ def check_runs(graph: Graph, gpu: Gpu, workload: Workload | ModelSpec, options: 
         units.show(graph.memory_byte, "byte", 3),
         " ".join([f"It fits {', or '.join(ways)}." if ways else "It fits no GPU of the catalogue.", FORCE]),
     )
+
+
+def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
+    """Raise an error, with what to do, where a GPU has no units for a format that the workload multiplies in."""
+    units_for = {*gpu.pipes.tensor_flop_per_cycle, *gpu.pipes.cuda_flop_per_cycle}
+    for dtype in dict.fromkeys(op.dtype for op, _ in graph.calls() if op.is_product):
+        if dtype not in units_for:
+            known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
+            wanted = f"a format that the {gpu.name} has units for ({known})"
+            raise bad_value(f"{graph.name}: dtype", wanted, str(dtype), do)
 
 
 FORCE = "Predict it all the same: --force, force=True."

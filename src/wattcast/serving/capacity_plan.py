@@ -390,7 +390,8 @@ def _list_options(
         try:
             second, joule = predict_token_cost(demand.model, chip, shared)
         except WattcastError as error:
-            refused.append(f"{chip.name}, {option.layout}: {str(error).rstrip('.')}.")
+            if shared.pp == 1 or sizes[1] or not isinstance(error, BadInput):  # stages would not mend it
+                refused.append(f"{chip.name}, {option.layout}: {str(error).rstrip('.')}.")
             continue
         per_s = shared.pp * shared.dp / (BOUND_SLACK * second * tokens)
         least_j = BOUND_SLACK * joule * tokens * shared.tp

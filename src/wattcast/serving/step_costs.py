@@ -29,7 +29,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
-from wattcast.predictor.api import resolve_inputs
+from wattcast.predictor.api import check_formats, resolve_inputs
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graphs, idle_power_w, total_at_clock
 from wattcast.serving.host_times import HostTimes, load_host_times
@@ -307,6 +307,8 @@ def tabulate_step_costs(
 def _predict_rows(gpu: Gpu, clocks_hz: Array, *tables: Sequence[Graph]) -> list[Array]:
     """Return the rows of several tables of graphs, whose kernels are analysed together."""
     graphs = [graph for table in tables for graph in table]
+    named = replace(graphs[0], name=graphs[0].name.split()[0])
+    check_formats(named, gpu, "Keep weights alone in it (--weights), or choose another --quantization or --dtype.")
     _, chip, at, bundle = resolve_inputs(graphs[0], gpu, bundle_for(gpu), clock=clocks_hz, host_launch=0.0)
     totals = [total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, chip, bundle)]
     rows = np.array([np.concatenate([one.latency_s, one.energy_j]) for one in totals])
