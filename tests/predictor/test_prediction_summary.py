@@ -156,7 +156,7 @@ LARGE = ("predict", "llama3-70b", "--phase", "decode", "--batch", "64", "--seq",
         (("predict", "gpt2", "--gpu", "rtx-4090", "--power-limit", "2kW"), "a limit that the rtx-4090 takes"),
         ((*LARGE, "--gpu", "h100-sxm"), "4 x h100-sxm (tp 4)"),
         ((*LARGE, "--gpu", "h200"), "2 x h200 (tp 2)"),
-        (("predict", "deepseek-v3", "--gpu", "h200"), "16 x h200"),
+        (("predict", "deepseek-v3", "--gpu", "h200"), "8 x h200"),
         (("predict", "resnet50", "--gpu", "l4", "--batch", "40000"), "with a batch of"),
     ],
 )
