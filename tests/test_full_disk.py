@@ -44,7 +44,7 @@ COMMANDS = {
     "simulate": ("simulate", *SIMULATE, "--out", "out/requests.parquet"),
     "simulate plot": ("simulate", *SIMULATE, "--plot", "out/plot.svg"),
     "plan plot": (
-        *("plan", "gpt2", "--rate", "2/s", "--prompt", "16", "--output", "4", "--gpus", "h100-sxm"),
+        *("plan", "gpt2", "--rate", "2/s", "--prompt", "16", "--output", "4", "--gpu", "h100-sxm"),
         *("--plot", "out/plot.svg"),
     ),
     "train plot": ("train", "gpt2", "--gpu", "h100-sxm", "--gpus", "2", "--tokens", "1B", "--plot", "out/plot.svg"),

@@ -57,6 +57,12 @@ from wattcast.serving.host_times import pack_engine_folders
 MODEL = EngineModel("made-up", {"vocab_size": 1000, "max_position_embeddings": 4096}, held_out=True, start_s=1.0)
 
 
+@pytest.fixture(autouse=True)
+def without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are collected before every row, which takes most of the time of a stand-in's."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
 def bench_of(engine: FakeEngine, **sampler: Any) -> EngineBench:
     recorder = StepRecorder(engine, engine.model_executor.mark, engine.clock)
     return EngineBench(
@@ -283,7 +289,6 @@ def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(tmp_path: Path
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", count_or_fail)
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # most of the time of a stand-in's row
     monkeypatch.setattr("wattcast.serving.host_times.COMPILING_S", 0.0)  # every run looks up its row
 
     def measure(out: Path) -> None:
