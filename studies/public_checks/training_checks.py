@@ -261,10 +261,11 @@ def _sends_copies(row: dict[str, str]) -> bool:
     return any(row["model"].startswith(name) and row["gpu"].startswith(gpus) for name, gpus in by_gpu.items())
 
 
+_FORMATS = {"fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}  # of two that a row names, the wider
+
+
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
     precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
-    if "fp4" in precision and "fp8" not in precision:
-        raise WattcastError("training in fp4 is not known here")
     compiled = row["compile"] != "no" or row["id"].startswith(("megatron", "bigscience", "internevo"))
     tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))  # fused kernels, gradients reduced in bf16
     notes = row["notes"].lower()
@@ -272,7 +273,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
     newest = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
     graphs = newest and not (row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300"))
     return {
-        "dtype": "fp8" if any(word in precision for word in ("fp8", "float8")) else "bf16",
+        "dtype": next((name for word, name in _FORMATS.items() if word in precision), "bf16"),
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
         "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,

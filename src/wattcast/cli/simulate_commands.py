@@ -90,7 +90,7 @@ def train(
     global_batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences a step; default: 524,288 tokens.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bf16|fp16|fp32|fp8")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bf16|fp16|fp32|fp8|nvfp4")] = "bf16",
     optimizer: Annotated[str, typer.Option(help="adamw|adamw8bit|adafactor|muon|sgd")] = "adamw",
     stack: Annotated[str, typer.Option(help="compiled|eager kernels.")] = "compiled",
     minimise: Annotated[str, typer.Option(help="time|energy: what decides.")] = "time",
@@ -106,7 +106,8 @@ def train(
     ep: Annotated[int, _share("GPUs that share the experts.")] = 1,
     interleave: Annotated[int, _share("Model chunks of a pipeline stage.")] = 1,
     sharding: Annotated[str | None, _share("none|zero1|zero2|zero3 (FSDP).")] = None,
-    recompute: Annotated[str | None, _share("none|selective|full activations.")] = None,
+    recompute: Annotated[str | None, _share("none|selective|full|offload activations.")] = None,
+    offload: Annotated[bool, _share("Activations may wait in the host's memory.", "--offload")] = False,
     node: Annotated[str | None, _share("Where GPUs stand: a name of `gpus nodes`, or YAML.")] = None,
     network: Annotated[str | None, _share("Network of one GPU and direction, such as 50GB/s.")] = None,
     host_share: Annotated[str, _pause("Hosts, network and fans, of the GPUs' energy.")] = "25%",

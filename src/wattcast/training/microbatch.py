@@ -47,6 +47,7 @@ class SectionWork:
     token_byte: int = 0  # tokens that go to experts, each once
     chosen: int = 0  # experts that a token visits
     key_byte: int = 0  # keys and values
+    matrices: tuple[tuple[int, int, int], ...] = ()  # trained ones: how many of which size
 
     @property
     def is_layer(self) -> bool:
@@ -120,7 +121,7 @@ def trace_microbatch(
         training=True,
         image=seq if model.kind is ModelKind.VISION else 0,
         adapter_rank=recipe.lora_rank,
-        fp8_products=recipe.precision == "fp8",
+        fp8_products=recipe.narrow,
         fused_training=recipe.stack is SoftwareStack.COMPILED and recipe.attention is AttentionMode.FLASH,
     )
     program: Program = model.template.trace(dims, run, 1)
@@ -155,7 +156,7 @@ def _join_experts(section: SectionWork, dims: Any, recipe: TrainingRecipe, token
     p: b·p and the sum are fp32 [Megatron-LM, ``core/transformer/moe/experts.py`` and
     ``core/fusions/fused_bias_geglu.py``]. Fused experts clamp, activate and add biases inside the grouped products.
     """
-    picks, byte, fp8 = tokens * dims.experts_chosen, recipe.dtype.byte, recipe.precision == "fp8"
+    picks, byte, fp8 = tokens * dims.experts_chosen, recipe.dtype.byte, recipe.narrow
     rows, inner = picks * dims.hidden, picks * dims.expert_intermediate
     forward, backward, clamps = [], [], []
 
@@ -273,6 +274,7 @@ def _section_work(
     trained = sum(p.numel for p in section.tape.parameters if p.needs_grad)
     frozen = [p for p in section.tape.parameters if not p.needs_grad]
     experts = sum(p.numel for p in section.tape.parameters if p.needs_grad and len(p.shape) == 3)
+    shapes = [(1, *p.shape)[-3:] for p in section.tape.parameters if p.needs_grad and len(p.shape) > 1]
     attention = [op for op in forward if isinstance(op, Attention)]
     if recipe.base_bits < 16:
         narrow = sum(p.numel for p in frozen if len(p.shape) > 1 and section.repeat > 1)
@@ -299,6 +301,7 @@ def _section_work(
         saved_byte=saved_byte,
         product_byte=product_byte,
         peak_byte=peak_byte,
+        matrices=tuple((many, rows, columns) for many, rows, columns in shapes),
         key_byte=sum(2 * op.batch * op.kv_heads * (seq // cp) * op.head_dim * op.dtype.byte for op in attention),
     )
 
@@ -409,6 +412,7 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
             else:
                 kept += layers * section.saved_byte
         again = max((section.saved_byte for section in work.layers), default=0)
+        again *= 2 if strategy.recompute is Recompute.OFFLOAD else 1  # one layer computes, one travels
         here = [s for s in work.sections if stage or s.label != "head" or strategy.pp == 1]
         passing = max(max(s.peak_byte - s.saved_byte, s.input_byte) for s in here)  # saved bytes are counted already
         gathered = 2 * largest_weight * recipe.dtype.byte if zero is Sharding.ZERO3 and shards > 1 else 0.0
@@ -416,7 +420,7 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
         plain = recipe.gradient_byte == recipe.dtype.byte and strategy.recompute is Recompute.NONE
         if strategy.accumulation == 1 and plain:
             gradient_byte = max(gradient_byte - kept, 0.0)  # gradients come as activations go
-        stored_byte = recipe.dtype.byte + (2 if recipe.precision == "fp8" else 0)  # in fp8 as well, in both orders
+        stored_byte = recipe.dtype.byte + recipe.narrow_byte
         found = TrainingMemory(
             weight_byte=share(trained, experts, Sharding.ZERO3) * stored_byte
             + share(frozen, 0.0, Sharding.ZERO3) * recipe.base_bits / 8,

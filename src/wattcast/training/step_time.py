@@ -19,6 +19,7 @@ from statistics import NormalDist
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
@@ -26,8 +27,16 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
-from wattcast.training.training_strategy import ExpertKernels, Recompute, Sharding, TrainingRecipe, TrainingStrategy
-from wattcast.workload.engine_operators import ScaledProduct
+from wattcast.training.training_strategy import (
+    NVFP4_BIT,
+    ExpertKernels,
+    Optimizer,
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+    TrainingStrategy,
+)
+from wattcast.workload.engine_operators import BlockProduct, ScaledProduct
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Collective, Elementwise, Linear
@@ -43,6 +52,8 @@ TENSOR_OVERLAP = 0.3  # of exchanges between tensor-parallel GPUs hidden behind 
 # Time of attention on Blackwell over its forecast: cuDNN 9.13 reaches some 1240 TFLOP/s of bf16 on a B200, 1.3 times
 # less than FlashAttention-4's 1613 [Zadouri2026]; the forecast from Hopper's kernels has 750 to 880.
 BLACKWELL_ATTENTION = 0.65
+NEWTON_SCHULZ = 5  # iterations of Muon
+HOST_LINK_SHARE = 0.8  # of a PCIe direction's rate, reached by copies from pinned memory
 CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
 
 
@@ -137,7 +148,7 @@ def cost_microbatches(
     for work in works:
         for section in work.sections:
             for ops in _section_operators(section, recipe):
-                run = tuple(_as_launched(op, recipe, gpu) for op in ops)
+                run = tuple(part for op in ops for part in _as_launched(op, recipe, gpu))
                 graphs.append(Graph(section.label, (Block(run, section.repeat),)))
     slower = recipe.attention_slowdown * (BLACKWELL_ATTENTION if gpu.architecture == "blackwell" else 1.0)
     if recipe.graphs:
@@ -156,16 +167,31 @@ def cost_microbatches(
     return costs
 
 
-def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> Operator:
+def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operator, ...]:
     """Return a product as it runs: one for each expert where they are separate, in fp8 on Blackwell as engines do.
 
-    Tables of Blackwell cards have the engines' fp8 kernels, not those of training, so these stand for them.
+    Tables of Blackwell cards have the engines' fp8 and fp4 kernels, not those of training, so these stand for them.
+    A tensor in NVFP4 has a scale of its own beside those of blocks: its largest value is found first, then it is cast
+    in rows, and in columns after a Hadamard transform, by three kernels [Transformer Engine, ``NVFP4Quantizer``].
     """
     if isinstance(op, Bmm) and "experts" in op.label and recipe.expert_kernels is ExpertKernels.SEPARATE:
         op = Linear(op.m, op.n, op.k, dtype=op.dtype, out_dtype=op.out_dtype, count=op.b * op.count, label=op.label)
+    if recipe.product_dtype is Dtype.FP4 and isinstance(op, Linear | Bmm) and op.dtype is Dtype.FP8:
+        times = op.count * (op.b if isinstance(op, Bmm) else 1)
+        product = BlockProduct(op.m, op.n, op.k, bit=NVFP4_BIT, dtype=Dtype.FP4, count=times, label=op.label)
+        if isinstance(op, Linear) and op.turned:  # of a weight's gradient, whose operands are cast already
+            return (product,)
+        n = op.m * op.k
+        largest = Elementwise("abs", n, dtype=recipe.dtype, write=0, count=times, label="largest value")
+        write = int(n * NVFP4_BIT / 8)
+        return (
+            product,
+            largest,
+            Elementwise("scale", n, dtype=recipe.dtype, write=write, count=2 * times, label="cast"),
+        )
     if isinstance(op, Linear) and op.dtype is Dtype.FP8 and gpu.architecture == "blackwell":
-        return ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label)
-    return op
+        return (ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label),)
+    return (op,)
 
 
 def _cost_pass(prediction: Prediction, attention_slowdown: float) -> Array:
@@ -274,6 +300,10 @@ def cost_stages(
             inner_f, inner_b = _inner_exchange_s(section, recipe, strategy, links, full and repeated)
             f_s = overlapped_s(forward, gather_s, slowed) + inner_f
             b_s = overlapped_s(backward, gather_s + scatter_s, slowed) + inner_b
+            if strategy.recompute is Recompute.OFFLOAD and repeated:
+                away_s = (section.saved_byte - section.input_byte) / _host_byte_per_s(links.gpu)
+                f_s = f_s + overlapped_s(forward, away_s, 0.0) - forward  # copy engines, not SMs, move them
+                b_s = b_s + overlapped_s(backward, away_s, 0.0) - backward
             if strategy.ep > 1 and section.chosen:  # there and back
                 swap_s = 2 * _expert_swap_s(section, recipe, strategy, links)
                 f_s = f_s + _exposed_swap_s(forward, swap_s, recipe.expert_overlap, slowed)
@@ -287,6 +317,15 @@ def cost_stages(
             backward_s = backward_s + (share * backward if repeated else 0.0)
         rows.append((total_s, compute_s, again_s, energy_j, backward_s))
     return StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
+
+
+def _host_byte_per_s(gpu: Gpu) -> float:
+    """Return what one direction of PCIe carries, of which large copies reach ``HOST_LINK_SHARE``."""
+    if gpu.links.pcie_byte_per_s is None:
+        raise bad_value(
+            "recompute", f"a way other than offload: the PCIe link of the {gpu.name} is unknown", "offload"
+        )
+    return HOST_LINK_SHARE * float(np.mean(gpu.links.pcie_byte_per_s)) / 2.0
 
 
 def _layers_here(work: MicrobatchWork, section: SectionWork, stage: int, strategy: TrainingStrategy) -> float:
@@ -408,7 +447,9 @@ def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Trai
     """Return the optimiser's pass over the weights that one GPU updates: over weights, gradients and state.
 
     AdamW with fp32 masters reads gradient, master and two moments, and writes those but the gradient, and the weight.
-    Weights of fp8 products are written in fp8 as well, in both orders.
+    Weights of fp8 products are written in fp8 as well, in both orders. Muon makes the moment of every matrix of the
+    layers orthogonal by five Newton-Schulz iterations X <- aX + (bA + cA²)X with A = XXᵀ: for m rows, m <= n columns,
+    4m²n + 2m³ operations each in bf16 [Jordan2024]. GPUs that share the state take a share of the matrices.
     """
     whole = strategy.sharding is Sharding.NONE
     experts = sum(section.expert_trained * section.repeat for section in work.sections)
@@ -416,6 +457,14 @@ def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Trai
     weights = max(int((shares + experts / (1 if whole else strategy.expert_dp)) / strategy.pp), 1)
     masters, byte = recipe.has_masters, recipe.dtype.byte
     read = recipe.gradient_byte + recipe.state_byte + (0 if masters else byte)
-    written = recipe.state_byte + byte + 2 * (recipe.precision == "fp8")
+    written = recipe.state_byte + byte + recipe.narrow_byte
     block = optimiser_block(weights, Dtype.FP32 if masters else recipe.dtype, read, written)
-    return Graph("optimiser", (block,))
+    products: list[Operator] = []
+    for section in work.layers if recipe.optimizer is Optimizer.MUON else ():
+        for many, *sides in section.matrices:
+            m, n = min(sides), max(sides)
+            copies = 1 if whole else strategy.expert_dp if many > 1 else strategy.dp * strategy.cp
+            times = NEWTON_SCHULZ * max(round(many * section.repeat / strategy.pp / copies), 1)
+            sizes = ((m, m, n), (m, m, m), (m, n, m))
+            products += [Linear(*size, dtype=Dtype.BF16, count=times, label="newton-schulz") for size in sizes]
+    return Graph("optimiser", (block, Block(tuple(products), 1)) if products else (block,))

@@ -177,6 +177,7 @@ def train(
     sequence_parallel: bool = True,
     sharding: str | None = None,
     recompute: str | None = None,
+    offload: bool = False,
     dtype: str = "bf16",
     optimizer: str = "adamw",
     stack: str = "compiled",
@@ -209,6 +210,7 @@ def train(
     """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
 
     ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
+    ``offload``: activations may wait in the host's memory instead of being computed again, where that is faster.
     ``loss_share`` of the compute time is lost on several GPUs to input, logging and uneven clocks.
     ``expert_overlap`` of the exchanges between experts hides behind the work of other micro-batches;
     ``expert_copies``: tokens travel once to each expert (NCCL's all-to-all), not once to each GPU (DeepEP, HybridEP);
@@ -257,9 +259,10 @@ def train(
     )
     links = ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
     batch = global_batch or max(STEP_TOKENS // length, 1)
+    again = [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute)[: None if offload else -1]
     given = TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel)
     shapes = _list_strategies(
-        spec, gpus, node_gpus, batch, global_batch is None, micro_batch, tp, pp, given, sharding, recompute
+        spec, gpus, node_gpus, batch, global_batch is None, micro_batch, tp, pp, given, sharding, again
     )
     candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, shapes, force)
     fitting = [c for c in candidates if c.step is not None]
@@ -356,7 +359,7 @@ def _list_strategies(
     pp: int | None,
     given: TrainingStrategy,
     sharding: str | None,
-    recompute: str | None,
+    recompute: Sequence[Recompute],
 ) -> list[TrainingStrategy]:
     """List every way to share the job that the options leave open; ``given`` holds what is never chosen."""
     dims: Any = spec.dims
@@ -377,7 +380,7 @@ def _list_strategies(
             useful = useful if dp * given.cp > 1 else [Sharding.NONE]
             shards = [_word(Sharding, "sharding", sharding)] if sharding else useful
             for zero in shards:
-                for again in [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute):
+                for again in recompute:
                     for size in [micro_batch] if micro_batch else MICRO_BATCHES:
                         start = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
                         shaped = start.with_batch(size, whole)
@@ -447,6 +450,7 @@ def _worth_timing(
             groups.setdefault(alike, {}).setdefault(strategy.recompute, []).append(strategy)
     kept: set[TrainingStrategy] = set()
     for group in groups.values():
+        kept.update(sorted(group.pop(Recompute.OFFLOAD, []), key=lambda s: s.micro_batch)[-2:])
         for again in Recompute:
             largest = sorted(group.get(again, []), key=lambda s: s.micro_batch)[-2:]
             kept.update(largest)

@@ -25,6 +25,7 @@ class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"  # all but the results of products
     FULL = "full"  # everything but the input of each layer
+    OFFLOAD = "offload"  # nothing: they wait in the host's memory
 
 
 class ExpertKernels(StrEnum):
@@ -57,11 +58,15 @@ STATE_BYTE = {
 }
 
 
+NARROW = {"fp8": Dtype.FP8, "nvfp4": Dtype.FP4}
+NVFP4_BIT = 4.5  # of a value with its share of a scale of 16
+
+
 @dataclass(frozen=True)
 class TrainingRecipe:
     """Number formats, optimiser and software of a training run."""
 
-    precision: str = "bf16"  # bf16, fp16, fp32, or fp8: linear layers multiply in fp8
+    precision: str = "bf16"  # bf16, fp16, fp32, or the format that linear layers alone multiply in: fp8, nvfp4
     optimizer: Optimizer = Optimizer.ADAMW
     master_weights: bool = True  # fp32 copies of bf16 weights, which the optimiser updates
     gradient_byte: int = 4  # bytes of a gradient while it is summed: fp32 unless told
@@ -78,8 +83,8 @@ class TrainingRecipe:
     base_bits: int = 16  # of frozen weights; 4 is QLoRA
 
     def __post_init__(self) -> None:
-        if self.precision not in ("bf16", "fp16", "fp32", "fp8"):
-            raise bad_value("precision", "bf16, fp16, fp32 or fp8", self.precision)
+        if self.precision not in ("bf16", "fp16", "fp32", *NARROW):
+            raise bad_value("precision", "bf16, fp16, fp32, fp8 or nvfp4", self.precision)
         if self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
         for name in ("loss_share", "expert_overlap"):
@@ -93,12 +98,22 @@ class TrainingRecipe:
     @property
     def dtype(self) -> Dtype:
         """The format of weights and activations."""
-        return Dtype.BF16 if self.precision == "fp8" else Dtype.parse(self.precision)
+        return Dtype.BF16 if self.narrow else Dtype.parse(self.precision)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether linear layers multiply in a narrower format than that of weights and activations."""
+        return self.precision in NARROW
+
+    @property
+    def narrow_byte(self) -> float:
+        """Bytes of a weight's narrow copies, in both orders."""
+        return {"fp8": 2.0, "nvfp4": 2 * NVFP4_BIT / 8}.get(self.precision, 0.0)
 
     @property
     def product_dtype(self) -> Dtype:
         """The format linear layers multiply in, whose peak utilisation is stated against."""
-        return Dtype.FP8 if self.precision == "fp8" else self.dtype
+        return NARROW.get(self.precision, self.dtype)
 
     @property
     def state_byte(self) -> float:

@@ -181,7 +181,7 @@ class TrainingRequest(Workload, kw_only=True):
     gpus: Gpus = 8
     tokens: Annotated[float, Meta(gt=0, le=1e17)] = 1e9
     seq: Tokens | None = None
-    precision: Annotated[str, _one_of(("bf16", "fp16", "fp32", "fp8"))] = "bf16"
+    precision: Annotated[str, _one_of(("bf16", "fp16", "fp32", "fp8", "nvfp4"))] = "bf16"
     lora: Annotated[int, Meta(ge=0, le=4096)] = 0
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
