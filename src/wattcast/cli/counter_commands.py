@@ -22,7 +22,7 @@ from wattcast.counter_models.two_rails import (
 if TYPE_CHECKING:
     from wattcast.counter_models.counter_fit import CounterFit
 
-TABLE_FORMS = ("table", "gpmtool")
+TABLE_FORMS = ("table", "gpmtool", "dcgm")
 
 
 _method = folded("How it is fitted")
@@ -37,7 +37,9 @@ def fit_counters_command(
         Path | None,
         typer.Option(help="YAML map of the table's columns, or the name of one that ships, such as h200."),
     ] = None,
-    form: Annotated[str, typer.Option(help="table, or gpmtool for files like micro_gtxtitanx.csv.")] = "table",
+    form: Annotated[
+        str, typer.Option(help="table; gpmtool for files like micro_gtxtitanx.csv; dcgm for logs of dcgmi dmon.")
+    ] = "table",
     estimator: Annotated[str, _method("nnls (non-negative), ols (ordinary) or huber (robust nnls).")] = "nnls",
     model: Annotated[
         list[str] | None, _method("Kinds: rate, linear_with_clocks, switched_capacitance, hybrid_rail.")

@@ -160,6 +160,8 @@ def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str
         names = ["no saturation" if s is None else f"saturation {s:g}" for s in MEMORY_SATURATIONS]
         tables = [gpmtool_files.make_utilisation_table(file, s) for s in MEMORY_SATURATIONS]
         return dict(zip(names, tables, strict=True))
+    if form == "dcgm":
+        return {"counted": gpmtool_files.read_dcgm_table(path)}
     assert columns is not None, "the command asks for a map first"
     return {"counted": counter_table.read_counter_table(path, columns)}
 

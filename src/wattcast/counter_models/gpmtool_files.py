@@ -25,6 +25,7 @@ from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
 from wattcast.hardware import OperatingPoint
+from wattcast.measure.power_logs import read_dcgm_rounds
 from wattcast.power.activity import Activity, ActivitySource
 
 HEADER_LINES = 4
@@ -32,6 +33,7 @@ BUSY_SHARE_EVENTS = {"core": "core_busy_share", "memory": "memory_busy_share"}
 CORNER_SHARPNESS = 30.0
 LARGEST_UTILISATION = 1.5  # counters overshoot a little
 MHZ = 1e6
+STRETCH = 10  # rounds of a DCGM log that are held out together
 # component as the tool writes it -> event; the first word of a name is the family it shares strength with
 COMPONENT_EVENTS = {
     row["component"]: row["event"] for row in read_shipped_table("wattcast.counter_models", "map_gpmtool.csv")
@@ -98,6 +100,49 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
             "default_memory_clock_hz": file.default_hz[1],
             **({"memory_saturation": saturation} if saturation is not None else {}),
         },
+    )
+
+
+def read_dcgm_table(path: Path) -> CounterTable:
+    """Read a log of ``dcgmi dmon`` or scrapes of its exporter: watts, clocks and how busy each unit was.
+
+    A share of time times the unit's clock is its busy cycles a second. ``STRETCH`` rounds of a GPU are one benchmark,
+    because neighbouring rounds resemble each other; a round without all of its columns is left out.
+    """
+    known = read_shipped_table("wattcast.counter_models", "map_dcgm.csv")
+    lines = [line for line in read_bytes(path).decode("utf-8", "replace").splitlines() if line.strip()]
+    rounds = read_dcgm_rounds(lines, {row["field"]: row["column"] for row in known})
+    seen = {column for each in rounds for values in each.values() for column in values}
+    units = [row for row in known if row["event"] and row["column"] in seen]
+    needed = ["POWER", "SMCLK", "MMCLK", *(row["column"] for row in units)]
+    if not units or not seen.issuperset(needed):
+        wanted = (
+            "columns POWER, SMCLK, MMCLK and units such as TENSO and DRAMA (dcgmi dmon -e 155,100,101,1002,1004,1005)"
+        )
+        raise bad_value(path.name, wanted, ", ".join(sorted(seen)) or "none")
+    cells = [(gpu, n // STRETCH, values) for n, each in enumerate(rounds) for gpu, values in each.items()]
+    kept = [(g, n, [v.get(c, np.nan) for c in needed]) for g, n, v in cells]
+    kept = [(g, n, row) for g, n, row in kept if np.isfinite(row).all()]
+    if not kept:
+        raise bad_value(path.name, "a round with a number in every column", "none")
+    body = np.array([row for _, _, row in kept])
+    _check_shares(body[:, 3:], needed[3:], path.name)
+    clock_hz, memory_clock_hz = body[:, 1] * MHZ, body[:, 2] * MHZ
+    benchmark, names = number_labels([f"{gpu}, rounds {n * STRETCH + 1} on" for gpu, n, _ in kept])
+    clocks = np.stack([memory_clock_hz if row["rail"] == "memory" else clock_hz for row in units], axis=1)
+    return CounterTable(
+        name=path.name,
+        power_w=body[:, 0],
+        clock_hz=clock_hz,
+        memory_clock_hz=memory_clock_hz,
+        occurrence=body[:, 3:] * clocks,
+        predictors=tuple(CounterPredictor(row["event"], row["rail"], "", row["column"]) for row in units),
+        benchmark=benchmark,
+        benchmark_names=names,
+        group=np.arange(len(names)),
+        group_names=names,
+        default_hz=(float(clock_hz.max()), float(memory_clock_hz.max())),
+        notes=(f"{len(cells) - len(kept)} of {len(cells)} samples lack a column and are left out.",),
     )
 
 

@@ -1,7 +1,7 @@
 """Read watts over time from logs that other tools wrote: Jetson boards, DCGM, current sensors and external meters.
 
 - tegrastats: ``VDD_IN 3140/3208`` or ``VDD_IN 4025mW/4025mW``, now and mean in mW (NVIDIA, Appendix TegraStats);
-- DCGM: ``dcgmi dmon``, the column ``POWER`` of each ``GPU 0`` in watts (NVIDIA, dcgmi dmon);
+- DCGM: ``dcgmi dmon``, or scrapes of its exporter one below the other: ``POWER`` of each ``GPU 0`` in watts;
 - jtop: CSV with ``Power TOT``, ``Power VDD_IN`` in milliwatts (rbonghi/jetson_stats, examples/jtop_logger.py);
 - INA3221: CSV with ``in1_input`` in millivolts and ``curr1_input`` in milliamperes (Linux, hwmon sysfs interface);
 - meter: CSV with units in its headings: ``Power (W)``, ``power_mw``, or ``Voltage (V)`` and ``Current (A)``.
@@ -31,6 +31,8 @@ _UNITS = {  # of a heading: quantity, factor to its SI unit
     **{"mw": ("power", 1e-3), "w": ("power", 1.0), "mv": ("voltage", 1e-3), "v": ("voltage", 1.0)},
     **{"ma": ("current", 1e-3), "a": ("current", 1.0)},
 }
+_SCRAPED = re.compile(r'(DCGM_FI_\w+)\{[^}]*gpu="(\d+)"[^}]*\}\s+(\S+)')
+EXPORTED_NAMES = {"DCGM_FI_DEV_POWER_USAGE": "POWER"}
 _TIME = re.compile(r"time|date|uptime|t\b", re.IGNORECASE)
 
 
@@ -67,9 +69,9 @@ def read_power_log(path: Path, interval_s: float = 1.0) -> PowerLog:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}.") from None
-    lines = [line.replace("# Entity", "#Entity") for line in lines if line.strip()]  # as DCGM 3 writes it
-    if any(line.lstrip().startswith("#Entity") for line in lines):
-        return _read_dcgm(lines, interval_s, path.name)
+    lines = [line for line in lines if line.strip()]
+    if rounds := read_dcgm_rounds(lines):
+        return _read_dcgm(rounds, interval_s, path.name)
     if any(" RAM " in f" {line}" and _RAIL.search(line) for line in lines[:20]):
         return _read_tegrastats(lines, interval_s)
     return _read_csv(lines, interval_s, path.name)
@@ -84,21 +86,38 @@ def _read_tegrastats(lines: Iterable[str], interval_s: float) -> PowerLog:
     return _make_log("tegrastats", np.arange(len(rows)) * interval_s, [watts for _, watts in rows])
 
 
-def _read_dcgm(lines: Iterable[str], interval_s: float, name: str) -> PowerLog:
-    place, fresh = -1, set[str]()
-    rows: list[dict[str, float]] = []
+def read_dcgm_rounds(
+    lines: Iterable[str], exported: Mapping[str, str] = EXPORTED_NAMES
+) -> list[dict[str, dict[str, float]]]:
+    """Return what each round of ``dcgmi dmon``, or each scrape of its exporter, says of every GPU, by column.
+
+    ``exported`` has the column of each field that the exporter names. What is no number, such as N/A, is NaN.
+    """
+    head: list[str] = []
+    rounds: list[dict[str, dict[str, float]]] = []
     for line in lines:
-        words = line.split()
+        words = line.replace("# Entity", "#Entity").split()  # as DCGM 3 writes it
         if words[0] == "#Entity":
-            place = words.index("POWER") - 1 if "POWER" in words else -1
-        elif place >= 0 and words[0] in ("GPU", "GPU-I") and len(words) > place + 2:
-            entity = " ".join(words[:2])
-            if entity in fresh or not rows:
-                rows.append({})
-                fresh = set()
-            fresh.add(entity)
-            if words[place + 2].replace(".", "", 1).isdigit():
-                rows[-1][entity] = float(words[place + 2])
+            head = words[1:]
+        elif (scraped := _SCRAPED.match(line)) and scraped[1] in exported:
+            _add_to_round(rounds, f"GPU {scraped[2]}", {exported[scraped[1]]: _read_number(scraped[3])})
+        elif head and words[0] in ("GPU", "GPU-I") and len(words) == len(head) + 2:
+            values = dict(zip(head, map(_read_number, words[2:]), strict=True))
+            _add_to_round(rounds, " ".join(words[:2]), values)
+    return rounds
+
+
+def _add_to_round(rounds: list[dict[str, dict[str, float]]], entity: str, values: dict[str, float]) -> None:
+    """Add values of a GPU to the last round, or to a new one where that has them already."""
+    if not rounds or rounds[-1].get(entity, {}).keys() & values.keys():
+        rounds.append({})
+    rounds[-1].setdefault(entity, {}).update(values)
+
+
+def _read_dcgm(rounds: list[dict[str, dict[str, float]]], interval_s: float, name: str) -> PowerLog:
+    rows = [
+        {entity: v["POWER"] for entity, v in each.items() if np.isfinite(v.get("POWER", np.nan))} for each in rounds
+    ]
     if not any(rows):
         raise bad_value(name, "a POWER column (dcgmi dmon -e 155)", "none")
     return _make_log("DCGM", np.arange(len(rows)) * interval_s, rows)
