@@ -29,7 +29,7 @@ def module(name: str, dims: Any, phase: str, attention: str, dtype: Any = torch.
 
 def inputs(name: str, dims: Any, built: Any, phase: str, batch: int, seq: int) -> dict[str, Any]:
     """What to call the module with."""
-    if name.startswith(("vit", "resnet", "mobilevit")):
+    if name.startswith(("vit", "resnet", "mobilevit", "convnext", "dinov2", "siglip")):
         picture = torch.zeros(batch, 3, dims.image, dims.image, dtype=torch.bfloat16, device=DEVICE)
         return {"pixel_values": picture}
     if name.startswith("clip"):
@@ -105,6 +105,21 @@ def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
             intermediate_size=dims.intermediate,
         )  # fmt: skip
         return config, "ViTModel"
+    if name.startswith("dinov2"):
+        config = hf.Dinov2Config(
+            num_hidden_layers=dims.layers, hidden_size=dims.hidden, num_attention_heads=dims.heads,
+            image_size=dims.image, patch_size=dims.patch,
+        )  # fmt: skip
+        return config, "Dinov2Model"
+    if name.startswith("siglip"):
+        config = hf.SiglipVisionConfig(
+            num_hidden_layers=dims.layers, hidden_size=dims.hidden, num_attention_heads=dims.heads,
+            intermediate_size=dims.intermediate, image_size=dims.image, patch_size=dims.patch, vision_use_head=False,
+        )  # fmt: skip
+        return config, "SiglipVisionModel"
+    if name.startswith("convnext"):
+        config = hf.ConvNextConfig(depths=list(dims.depths), hidden_sizes=list(dims.widths), num_labels=dims.classes)
+        return config, "ConvNextForImageClassification"
     if name.startswith("resnet"):
         return hf.ResNetConfig(depths=list(dims.blocks), num_labels=dims.classes), "ResNetForImageClassification"
     if name.startswith("mobilevit"):

@@ -36,6 +36,8 @@ MORE = [
     ("qwen3-30b-a3b", "prefill"),
     ("deepseek-v3", "prefill"),
     ("clip-base", "forward"),
+    ("dinov2-large", "forward"),
+    ("siglip-so400m", "forward"),
     ("whisper-tiny", "prefill"),
     ("whisper-tiny", "decode"),
     ("deepseek-v3", "train"),
@@ -81,7 +83,7 @@ def test_operators_of_further_families(name: str, phase: str, attention: str) ->
     check(*pair(name, phase, attention))
 
 
-@pytest.mark.parametrize("name", ["resnet50", "resnet101", "mobilevit-s"])
+@pytest.mark.parametrize("name", ["resnet50", "resnet101", "convnext-base", "mobilevit-s"])
 def test_convolutional_networks(name: str) -> None:
     check(*pair(name, "forward", "eager"))
 

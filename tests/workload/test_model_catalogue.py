@@ -16,6 +16,7 @@ WEIGHTS = {
     "bert-large": 335_141_888,
     "clip-base": 151_277_313,
     "clip-large": 427_616_513,
+    "convnext-base": 88_591_464,
     "deepseek-v3": 671_026_419_200,
     "dit-xl-2": 674_834_720,
     "flux.1-dev": 11_901_408_320,

@@ -66,6 +66,7 @@ ARCHITECTURES: dict[str, ModelArchitecture] = {
     "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit", item="picture"),
     "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip", item="picture"),
     "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet", item="picture"),
+    "convnext": ModelArchitecture(ModelKind.VISION, "image_models", "ConvNextDims", "trace_convnext", item="picture"),
     "mobilevit": ModelArchitecture(
         ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit", item="picture"
     ),

@@ -281,6 +281,8 @@ class VitDims:
     activation: str = "gelu"
     pooler: bool = True
     classes: int = 0
+    class_token: bool = True  # without one, positions are looked up (SigLIP)
+    scaled: bool = False  # what a layer adds is multiplied by learned factors first (DINOv2)
 
 
 def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
@@ -288,30 +290,44 @@ def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
     program = run.new_program()
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
-        return layers.prenorm_layer(run, x, dims.heads, dims.intermediate, dims.activation, wide_softmax=True)
+        return layers.prenorm_layer(
+            *(run, x, dims.heads, dims.intermediate, dims.activation),
+            wide_softmax=not dims.scaled,
+            scaled=dims.scaled,
+            input_first=not dims.class_token,
+        )
 
-    (x,) = program.section(
-        "embedding", lambda tape: embed_patches(run, tape, dims.channels, dims.hidden, dims.patch, True)
-    )
+    def embed(tape: Tape) -> Tensor:
+        sizes = dims.channels, dims.hidden, dims.patch
+        return embed_patches(
+            run, tape, *sizes, bias=True, class_token=dims.class_token, looked_up=not dims.class_token
+        )
+
+    (x,) = program.section("embedding", embed)
     (x,) = program.section("layers", layer, x, repeat=-(-dims.layers // stages))
     program.section("head", lambda tape, x: _vit_head(dims, run, x), x)
     return program
 
 
-def embed_patches(run: PassSettings, tape: Tape, channels: int, hidden: int, patch: int, bias: bool) -> Tensor:
+def embed_patches(
+    run: PassSettings, tape: Tape, channels: int, hidden: int, patch: int, *, bias: bool, class_token: bool = True,
+    looked_up: bool = False,
+) -> Tensor:  # fmt: skip
     """Cut the picture into patches by a convolution, put a class token before them, and add positions.
 
     ViT has a bias and adds positions as they are; CLIP has none and looks its positions up.
+    SigLIP has no class token.
     """
     picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
     x = functional.conv2d(picture, hidden, patch, stride=patch, padding=0, bias=bias)
     tokens = (run.image // patch) ** 2
     x = x.view(run.batch, hidden, tokens).transpose(1, 2)
-    token = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden)
-    x = cat([token, x], 1)
-    if bias:
-        return x + tape.parameter(1, tokens + 1, hidden, dtype=run.dtype)
-    return x + functional.embedding(tape.parameter(tokens + 1, hidden, dtype=run.dtype), (1, tokens + 1))
+    if class_token:
+        token = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden)
+        x, tokens = cat([token, x], 1), tokens + 1
+    if not looked_up:
+        return x + tape.parameter(1, tokens, hidden, dtype=run.dtype)
+    return x + functional.embedding(tape.parameter(tokens, hidden, dtype=run.dtype), (1, tokens))
 
 
 def _vit_head(dims: VitDims, run: PassSettings, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Networks that read pictures: ResNet and MobileViT."""
+"""Convolutional networks that read pictures: ResNet, ConvNeXt and MobileViT."""
 
 from __future__ import annotations
 
@@ -60,6 +60,57 @@ def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride
     """Convolve, norm over the batch, and activate where a function is given."""
     out = functional.batch_norm(functional.conv2d(x, filters, size, stride=stride, groups=groups))
     return functional.activation(function, out) if function else out
+
+
+@dataclass(frozen=True)
+class ConvNextDims:
+    """Published dimensions of ConvNeXt: depthwise convolutions, each with a feed-forward layer of its own."""
+
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    patch: int = 4
+    channels: int = 3
+    classes: int = 1000
+    image: int = 224
+
+
+def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.batch`` pictures."""
+    program = run.new_program()
+
+    def stem(tape: Tape) -> Tensor:
+        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = functional.conv2d(picture, dims.widths[0], dims.patch, stride=dims.patch, padding=0, bias=True)
+        return _norm_channels(run, x)
+
+    def halve(width: int) -> Callable[[Tape, Tensor], Tensor]:
+        return lambda tape, x: functional.conv2d(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
+
+    (x,) = program.section("stem", stem)
+    for number, (depth, width) in enumerate(zip(dims.depths, dims.widths, strict=True)):
+        if number:
+            (x,) = program.section(f"stage{number}.first", halve(width), x)
+        (x,) = program.section(f"stage{number}", lambda tape, x: _convnext_block(run, x), x, repeat=depth)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.classify(run, layers.layer_norm(run, functional.mean_pool(x)), dims.classes)
+
+    program.section("head", head, x)
+    return program
+
+
+def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
+    """Norm every pixel over its channels, which come last for it and first again after it."""
+    return layers.layer_norm(run, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _convnext_block(run: PassSettings, x: Tensor) -> Tensor:
+    """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors, and add."""
+    width = x.shape[1]
+    y = functional.conv2d(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
+    y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
+    y = y * x.tape.parameter(width, dtype=run.dtype)
+    return x + y.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
     text = replace(run, length=dims.text_length, past=0)
 
     def embed_picture(tape: Tape) -> Tensor:
-        patches = embed_patches(run, tape, dims.channels, dims.vision_hidden, dims.patch, bias=False)
+        patches = embed_patches(run, tape, dims.channels, dims.vision_hidden, dims.patch, bias=False, looked_up=True)
         return layers.layer_norm(run, patches)
 
     def vision_layer(tape: Tape, x: Tensor) -> Tensor:

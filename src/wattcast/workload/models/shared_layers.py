@@ -358,14 +358,23 @@ def self_attention(
 
 def prenorm_layer(
     run: PassSettings, x: Tensor, heads: int, width: int, function: str, *, causal: bool = False,
-    mask: Tensor | None = None, wide_softmax: bool = False,
+    mask: Tensor | None = None, wide_softmax: bool = False, scaled: bool = False, input_first: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute x + attention(norm(x)), then x + feed_forward(norm(x)), with layer norms."""
+    """Compute x + attention(norm(x)), then x + feed_forward(norm(x)), with layer norms.
+
+    ``scaled``: what is added is multiplied by a learned factor a column.
+    ``input_first``: sums keep the layout of ``x``.
+    """
+
+    def add(out: Tensor, x: Tensor) -> Tensor:
+        out = out * x.tape.parameter(out.shape[-1], dtype=run.dtype) if scaled else out
+        return x + out if input_first else out + x
+
     with x.tape.scope("attention"):
         out = self_attention(run, layer_norm(run, x), heads, causal=causal, mask=mask, wide_softmax=wide_softmax)
-        x = out + x
+        x = add(out, x)
     with x.tape.scope("mlp"):
-        return feed_forward(run, layer_norm(run, x), width, function) + x
+        return add(feed_forward(run, layer_norm(run, x), width, function), x)
 
 
 # Heads and losses.
