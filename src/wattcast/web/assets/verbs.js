@@ -40,7 +40,7 @@ export async function runPlan() {
 function collect() {
   const aim = { gpus: "gpus", energy: "energy_j_per_token", cost: "cost_per_million_tokens" }[state.plan.minimise];
   const rank = (row) => [row[aim] ?? Infinity, row.energy_j_per_token];
-  const alike = (row) => `${row.gpu} ${row.tp} ${row.power_limit_w}`, was = plan.rows[plan.chosen];
+  const alike = (row) => `${row.gpu} ${row.layout} ${row.power_limit_w}`, was = plan.rows[plan.chosen];
   const all = new Map(plan.results.flatMap((r) => r.plans).map((row) => [alike(row), row]));
   plan.rows = [...all.values()].sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1]);
   plan.chosen = plan.chosen && was ? Math.max(plan.rows.findIndex((row) => alike(row) === alike(was)), 0) : 0;
@@ -81,7 +81,7 @@ export function drawPlan() {
       label: `${points.length} plans by GPUs; the dashed line joins those that none beats`, onPick: (i) => { plan.chosen = plan.rows.indexOf(rows[i]); drawPlan(); },
     });
   } else $("plan-chart").replaceChildren(element("p", { class: "dim" }, "No price is known: name one above."));
-  numbers($("plan-numbers"), ["Plan", "GPUs", "Limit", "TTFT p99", "TPOT p99", "J/token", "Power", "Binds"], plan.rows.map((r) => [`${r.gpu}, tp ${r.tp}`, String(r.gpus), show(r.power_limit_w, "W"), show(r.ttft_s.p99, "s"), show(r.tpot_s.p99, "s"), number(r.energy_j_per_token), show(r.power_w, "W"), r.binds]), "All plans, best first");
+  numbers($("plan-numbers"), ["Plan", "GPUs", "Limit", "TTFT p99", "TPOT p99", "J/token", "Power", "Binds"], plan.rows.map((r) => [`${r.gpu}, ${r.layout}`, String(r.gpus), show(r.power_limit_w, "W"), show(r.ttft_s.p99, "s"), show(r.tpot_s.p99, "s"), number(r.energy_j_per_token), show(r.power_w, "W"), r.binds]), "All plans, best first");
   $("plan-title").textContent = best;
   $("plan-detail").replaceChildren(element("p", {}, sentence(row)), row.risk ? element("p", { class: "dim" }, `Careful: ${row.risk}.`) : "",
     element("p", {}, element("button", { type: "button", onclick: () => { commit("use", () => { Object.assign(config(), { gpu: row.gpu, tp: row.tp, power_limit_w: row.power_limit_w, clock_hz: null }); state.sim.replicas = Math.min(row.replicas, 16); state.sim.rate_per_s = state.plan.rate_per_s; state.tab = "simulate"; }); use(); } }, "Simulate this plan")));
