@@ -85,7 +85,7 @@ export function drawPlan() {
   $("plan-title").textContent = best;
   $("plan-detail").replaceChildren(element("p", {}, sentence(row)), row.risk ? element("p", { class: "dim" }, `Careful: ${row.risk}.`) : "",
     element("p", {}, element("button", { type: "button", onclick: () => { commit("use", () => { Object.assign(config(), { gpu: row.gpu, tp: row.tp, power_limit_w: row.power_limit_w, clock_hz: null }); state.sim.replicas = Math.min(row.replicas, 16); state.sim.rate_per_s = state.plan.rate_per_s; state.tab = "simulate"; }); use(); } }, "Simulate this plan")));
-  notes($("plan-refused"), [...new Set([...plan.results.flatMap((r) => r.refused), ...(plan.failed || [])])].slice(0, 8).concat(plan.results.some((r) => r.refused.length) || plan.failed?.length ? [] : ["Every kind of GPU can."]));
+  notes($("plan-refused"), [...new Set([...plan.results.flatMap((r) => r.refused), ...(plan.failed || [])])].slice(0, 8).concat(plan.results.some((r) => r.refused.length) || plan.failed?.length ? [] : ["Every kind of GPU has one."]));
   notes($("plan-notes"), plan.results[0].assumptions);
 }
 let use = () => {};
