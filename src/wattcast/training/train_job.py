@@ -13,6 +13,7 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
@@ -242,6 +243,8 @@ def train(
         lora_rank=lora,
         base_bits=base_bits,
     )
+    if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in (chip.pipes.tensor_flop_per_cycle or {}):
+        raise bad_value("dtype", f"a format the {chip.name} multiplies, such as fp8 or bf16", f"{dtype} (fp4)")
     length = _sequence_length(spec, seq)
     padding = units.parse_amount(padding, "", "padding", most=0.99)
     pause_share = units.parse_amount(pause_share, "", "pause_share")
