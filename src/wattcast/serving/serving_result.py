@@ -18,6 +18,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import write_table
+from wattcast.predictor.prediction_summary import AnswerLine, round_number
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.serving.arrivals import Trace
@@ -364,77 +365,74 @@ _MOST_POINTS = 4000
 
 
 def print_serving(console: Console, result: ServingResult) -> None:
-    """Print latencies, throughput, power and energy on one screen."""
-    from rich.table import Table
+    """Print throughput, energy, power and money, then latencies and what was assumed, on one screen."""
+    from wattcast.report.text_tables import new_table, print_answers, print_notes
 
     found = result.summarise()
     gpus = f"{found['gpu_count']} x {found['gpu']}" if found["gpu_count"] > 1 else found["gpu"]
-    length = units.show(found["length_s"], "s")
-    console.print(f"[bold]{found['model']}[/bold] on {gpus}: {found['requests']} requests in {length}")
-    latencies = Table(box=None, pad_edge=False)
-    for name in ("", "p50", "p90", "p99", "mean"):
-        latencies.add_column(name, justify="right" if name else "left")
+    title = f"{found['model']} on {gpus}: {found['requests']:,} requests in {units.show(found['length_s'], 's', 3)}"
+    print_answers(console, title, _list_answers(found, result))
+    latencies = new_table("latency", "p50", "p90", "p99", "mean")
     for name, label in (
         ("ttft_s", "time to first token"),
         ("tpot_s", "time per output token"),
         ("inter_token_s", "between two tokens"),
         ("latency_s", "whole request"),
     ):
-        latencies.add_row(label, *(units.show(found[name][key], "s") for key in ("p50", "p90", "p99", "mean")))
+        latencies.add_row(label, *(units.show(found[name][key], "s", 3) for key in ("p50", "p90", "p99", "mean")))
     console.print(latencies)
-    sums = Table(box=None, pad_edge=False, show_header=False)
-    for label, text in _sums(found, result):
-        sums.add_row(label, text)
-    console.print(sums)
-    for note in found["assumptions"]:
-        console.print(f"[dim]assumed: {note}[/dim]", highlight=False)
+    print_notes(console, found["assumptions"])
 
 
-def _sums(found: dict[str, Any], result: ServingResult) -> list[tuple[str, str]]:
+def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLine]:
     def watts(name: str) -> str:
-        return units.show(found[name], "W")
+        return units.show(found[name], "W", 3)
 
     def joules(name: str) -> str:
-        return units.show(found[name], "J")
+        return units.show(found[name], "J", 3)
 
-    over = f" over {units.show(PEAK_INTERVAL_S, 's')}"
+    peak = f"{watts('peak_power_w')} peak over {units.show(PEAK_INTERVAL_S, 's')}"
     if found["peak_power_w"] > found["held_power_w"]:
-        over += f": until the governor reacts, then {watts('held_power_w')} at most"
-    rows = [
-        (
+        peak += f": until the governor reacts, then {watts('held_power_w')} at most"
+    batch, queue, cache = found["batch"], found["queue"], found["cache_use"]
+    lines = [
+        AnswerLine(
             "throughput",
-            f"{found['output_tokens_per_s']:.1f} output tokens/s, {found['requests_per_s']:.3g} requests/s",
+            f"{round_number(found['output_tokens_per_s'], 3)} output tokens/s",
+            f"{found['requests_per_s']:.3g} requests/s",
         ),
-        ("power", f"{watts('power_w')} mean, {watts('p95_power_w')} p95, {watts('peak_power_w')} peak{over}"),
-        (
+        AnswerLine(
             "energy",
-            f"{joules('energy_j_per_token')} an output token, {joules('energy_j_per_request')} a request, "
-            f"{joules('energy_j')} in all",
+            f"{joules('energy_j_per_token')}/output token",
+            f"{joules('energy_j_per_request')} a request, {joules('energy_j')} in all",
         ),
-        (
+        AnswerLine("total power", f"{watts('power_w')} mean", f"{watts('p95_power_w')} p95; {peak}"),
+        AnswerLine(
             "engine",
-            f"batch {found['batch']['mean']:.1f} mean, {found['batch']['max']:.0f} most; "
-            f"queue {found['queue']['mean']:.2f} mean, {found['queue']['max']:.0f} most; "
-            f"cache {found['cache_use']['mean']:.1%} mean, {found['cache_use']['max']:.1%} most; "
-            f"busy {found['busy_share']:.1%}; {found['preemptions']} preemptions",
+            f"{found['busy_share']:.1%} busy",
+            f"batch {batch['mean']:.3g} mean, {batch['max']:.0f} most; queue {queue['mean']:.2g} mean, "
+            f"{queue['max']:.0f} most; cache {cache['mean']:.0%} mean, {cache['max']:.0%} most; "
+            f"{found['preemptions']} preemptions",
         ),
     ]
     if result.bounds:
-        rows.append(("goodput", f"{found['goodput_per_s']:.3g} requests/s, {found['good_share']:.1%} of all in time"))
+        good = f"{found['goodput_per_s']:.3g} requests/s"
+        lines.append(AnswerLine("goodput", good, f"{found['good_share']:.1%} of all in time"))
     for row in found["bounds"]:
         kept = "within" if row["found_s"] <= row["most_s"] else "NOT within"
-        rows.append((row["bound"], f"{units.show(row['found_s'], 's')}, {kept} {units.show(row['most_s'], 's')}"))
+        shown = [units.show(row[name], "s", 3) for name in ("found_s", "most_s")]
+        lines.append(AnswerLine(row["bound"], shown[0], f"{kept} {shown[1]}"))
     if found["cost"] is not None:
-        money = f"{found['cost']:.4g} {result.prices.currency}"
-        rows.append(("cost", f"{money}, {found['cost_per_million_tokens']:.4g} a million output tokens"))
+        each = f"{found['cost_per_million_tokens']:.3g} {result.prices.currency} a million output tokens"
+        lines.append(AnswerLine("cost", f"{found['cost']:.3g} {result.prices.currency}", each))
     if found["carbon_g"] is not None:
-        rows.append(("carbon", f"{found['carbon_g']:.4g} g CO2 equivalent"))
-    for name, kind in (("seeds", "over seeds"), ("predictor", "of the predictor, as a factor")):
+        lines.append(AnswerLine("carbon", f"{found['carbon_g']:.3g} g CO2e"))
+    for name, kind in (("seeds", "over seeds"), ("predictor", "factor of the predictor")):
         ends = found["interval"][name]
         if ends:
-            shown = ", ".join(f"{key} {low:.3g} to {high:.3g}" for key, (low, high) in ends.items())
-            rows.append((f"spread {kind}", shown))
-    return rows
+            shown = [f"{key} {low:.3g} to {high:.3g}" for key, (low, high) in ends.items()]
+            lines.append(AnswerLine("spread", kind, ", ".join(shown)))
+    return lines
 
 
 def draw_serving(result: ServingResult) -> Figure:
