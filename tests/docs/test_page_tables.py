@@ -97,7 +97,9 @@ LEDGER = {  # first cell of a row of counters.md -> the rows of the ledger it qu
     ),
     "kernel unseen": ("V100 counters: power, leave one kernel out",),
     "application unseen": ("V100 counters: power, leave one application out",),
-    "multimedia, never trained on, decided beforehand": ("H200 multimedia, trained on microbenchmarks only: power",),
+    "multimedia, never trained on, form chosen without it": (
+        "H200 multimedia, trained on microbenchmarks only: power",
+    ),
     "microbenchmarks, one held out": ("H200 microbenchmarks: power, leave one benchmark out",),
     "DCT at a fixed frame rate: saving by fp32, cached / past L1": (
         "H200 DCT at a fixed frame rate: saving, fp64 to fp32, cached",
