@@ -17,6 +17,7 @@ from wattcast.manage.serving_control import (
     LatencyHistogram,
     LatencyKeeper,
     ServingLimits,
+    build_clock_levels,
     costs_at_clock,
     parse_engine_metrics,
     read_engine_metrics,
@@ -194,14 +195,27 @@ def test_a_simulated_engine_is_slowed_within_its_limits(engine: list[StepCosts])
     assert ours.energy_j < 0.85 * top.energy_j
 
 
+# Model, GPU, limits; prompts of 512 and outputs of 128 tokens. Rules are chosen with other seeds, and none with the
+# third case.
+JUDGED = {
+    "h200": ("llama3-8b", "h200", ServingLimits(0.5, 0.05)),
+    "a100": ("mistral-7b", "a100-sxm", ServingLimits(1.5, 0.1)),
+    "b200": ("llama3-70b", "b200", ServingLimits(1.0, 0.1)),
+}
+JUDGED_SEEDS = (201, 202)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(
-    engine: list[StepCosts], load: float
-) -> None:
-    trace = draw_trace(load * find_capacity(engine[-1], 512, 128), seconds=3600.0, seed=21)
-    keeper = LatencyKeeper([float(costs.clock_hz[0]) for costs in engine], LIMITS)
-    found = rehearse_load(engine, trace, LIMITS, keeper)
-    print(load, found)
-    assert found["minutes_kept"] >= 0.99
-    assert found["share_of_oracle"] >= 0.7
+@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("case", JUDGED)
+def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(case: str, load: float) -> None:
+    model, gpu, limits = JUDGED[case]
+    by_level = build_clock_levels(model, find_gpu(gpu), longest_context=1024)
+    rate, found = load * find_capacity(by_level[-1], 512, 128), []
+    for seed in JUDGED_SEEDS:
+        keeper = LatencyKeeper([float(costs.clock_hz[0]) for costs in by_level], limits)
+        found.append(rehearse_load(by_level, draw_trace(rate, seconds=3600.0, seed=seed), limits, keeper))
+        print(case, load, seed, found[-1])
+    mean = {name: np.mean([one[name] for one in found]) for name in found[0]}
+    assert mean["minutes_kept"] >= 0.99
+    assert mean["saving"] >= 0.7 * mean["oracle_saving"]
