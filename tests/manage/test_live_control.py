@@ -32,20 +32,16 @@ from wattcast.manage.plants import KnobRole, Observation, Settings, play_plant
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.watch_card import advise_clock, watch_card
+from wattcast.measure.device_control import NvmlReading
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
 
 
 @dataclass(frozen=True)
-class Seen:
-    at_s: float
-    energy_j: float
-    power_w: float
-    core_hz: float
+class Seen(NvmlReading):
     memory_hz: float = 3.2e9
     busy: float = 1.0
     memory_busy: float = 0.9
-    work_per_s: float = math.nan
 
 
 @dataclass
@@ -442,6 +438,7 @@ def test_watching_advises_a_lower_clock_when_memory_is_what_holds_the_program() 
     found = watch_card(card, 1.0, 3, Objective(), None, lambda text: None, card.pass_time)
     assert card.calls == []
     assert found["readings"] == 3
+    assert found["phases"] == {}  # no performance monitoring
     assert found["power_w"] == pytest.approx(card.power())
     assert found["advice"]["core_hz"] < CORE[-1]
     assert found["advice"]["ed2_gain"] > 0

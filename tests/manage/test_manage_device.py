@@ -6,6 +6,7 @@ import contextlib
 import errno
 import grp
 import json
+import math
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import pytest
 
 from wattcast.core.errors import ExitCode
 from wattcast.manage.card_notes import FORMAT, CardNote, CardSettings, NoteFolder
+from wattcast.measure.device_control import NvmlReading
 
 READ = (
     "import math, sys; from wattcast.measure.device_control import NvmlCard\n"
@@ -147,6 +150,42 @@ def test_readings_come_from_the_driver_and_what_it_lacks_is_nan(node: Node) -> N
     assert float(core_hz) == float(top_hz) == 1980e6
     assert float(energy_j) > 0
     assert no_work == "True"
+
+
+PHASES = (
+    "import sys; from wattcast.measure.device_control import NvmlCard\n"
+    "card = NvmlCard(0, timeout_s=1.0); card.open(); r = card.read()\n"
+    "print(r.phase, r.busy, r.memory_busy, r.work_per_s)"
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("gpm 95 80 10 20", "memory"),
+        ("gpm 98 30 70 5", "compute"),
+        ("utilisation 90", "None"),
+    ],
+)
+def test_the_kind_of_phase_comes_from_performance_monitoring_where_there_is_any(
+    node: Node, told: str, kind: str
+) -> None:
+    node.standin.follow(USUAL, told)
+    argv = [sys.executable, "-c", PHASES]
+    done = subprocess.run(argv, env=node.environment, capture_output=True, text=True, timeout=60, check=True)
+    phase, busy, memory, work = done.stdout.split()
+    assert phase == kind
+    if told.startswith("gpm"):
+        shares = [float(value) / 100 for value in told.split()[1:]]
+        assert [float(busy), float(memory)] == pytest.approx(shares[:2])
+        assert float(work) == pytest.approx((shares[2] + shares[3]) * 1980e6)
+
+
+def test_a_phase_that_is_neither_memory_nor_compute_waits_or_is_idle() -> None:
+    waits = NvmlReading(0.0, 1.0, 300.0, 2e9, 3e9, busy=0.6, memory_busy=0.2, work_per_s=0.2e9)
+    assert waits.phase == "latency"
+    assert replace(waits, busy=0.02).phase == "idle"
+    assert replace(waits, busy=0.03, work_per_s=math.nan).phase == "idle"
 
 
 def test_a_dry_run_sets_nothing_and_starts_nothing(node: Node) -> None:

@@ -31,7 +31,9 @@ MAKERS: dict[str, Callable[[PolicyComparison], Any]] = {
     "15": lambda c: figures.draw_residency(
         TABLES, c.runs[PolicyName.HARMONIA, "Graph500"].played, "Graph500.BottomStepUp"
     ),
-    "16": lambda c: figures.draw_residency(TABLES, c.runs[PolicyName.HARMONIA, "Graph500"].played),
+    "16": lambda c: figures.draw_residency(
+        TABLES, c.runs[PolicyName.HARMONIA, "Graph500"].played, paper=hd7970.read_paper_residency()
+    ),
     "17": lambda c: figures.draw_power_shares(TABLES, c, list(TABLES.applications)),
     "18": lambda c: figures.draw_contributions(c, "here"),
     "convergence": lambda c: figures.draw_convergence(TABLES, c.runs[PolicyName.HARMONIA, "CoMD"], Objective()),

@@ -18,6 +18,7 @@
  *   memory_mhz N                a second, lower memory clock that can be asked for
  *   name TEXT                   what the driver calls the card
  *   utilisation PERCENT         of SMs and memory; without the line the card does not tell
+ *   gpm SM DRAM TENSOR FP32     percent that performance monitoring (GPM) tells; without the line there is no GPM
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -43,6 +44,8 @@ static double epoch_s, tick_s = 0.1, start_mj, wrap_mj, lost_s = INFINITY, hang_
 static char calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
 static unsigned memory_mhz, tells_utilisation;
 static struct timespec seen;
+static double gpm[4];
+static int tells_gpm;
 
 static double monotonic_s(void)
 {
@@ -73,6 +76,7 @@ static void read_line(const char *line)
     sscanf(line, "name %63[^\n]", card_name);
     sscanf(line, "memory_mhz %u", &memory_mhz);
     sscanf(line, "utilisation %u", &tells_utilisation);
+    if (sscanf(line, "gpm %lf %lf %lf %lf", &gpm[0], &gpm[1], &gpm[2], &gpm[3]) == 4) tells_gpm = 1;
 }
 
 static void reload(void)
@@ -337,4 +341,22 @@ int nvmlDeviceSetPowerManagementLimit(void *d, unsigned mw)
     Card c = read_card(d);
     c.limit_mw = mw;
     return record(d, "limit_set", c, "SetPowerManagementLimit", mw, 0);
+}
+
+/* Performance monitoring: metric ids as in nvml.h, 2 SM, 5 tensor, 10 DRAM and 12 fp32 utilisation. */
+typedef struct { unsigned id; int result; double value; const char *names[3]; } Metric;
+typedef struct { unsigned version, count; void *first, *second; Metric metrics[]; } Metrics;
+
+int nvmlGpmQueryDeviceSupport(void *d, unsigned *support) { (void)d; reload(); support[1] = tells_gpm; return OK; }
+int nvmlGpmSampleAlloc(void **sample) { *sample = malloc(1); return OK; }
+int nvmlGpmSampleFree(void *sample) { free(sample); return OK; }
+int nvmlGpmSampleGet(void *d, void *sample) { (void)d; (void)sample; return enter("gpm"); }
+int nvmlGpmMetricsGet(Metrics *asked)
+{
+    for (unsigned i = 0; i < asked->count; i++) {
+        Metric *m = &asked->metrics[i];
+        m->result = OK;
+        m->value = m->id == 2 ? gpm[0] : m->id == 10 ? gpm[1] : m->id == 5 ? gpm[2] : m->id == 12 ? gpm[3] : 0.0;
+    }
+    return enter("gpm");
 }

@@ -274,6 +274,15 @@ def simulate_counters(
     }
 
 
+def read_paper_residency() -> dict[str, dict[float, float]]:
+    """Return the shares of time that figure 16 of the paper gives for levels of each knob (Graph500)."""
+    found = {}
+    for role, shares in _read("hd7970_residency.yaml", dict[str, SourcedValue]).items():
+        unit = "" if role == KnobRole.COMPUTE_UNITS else "Hz"
+        found[role] = {units.parse(level, unit, role): share for level, share in shares.value.items()}
+    return found
+
+
 @cache
 def load_tables() -> PlantTables:
     """Return the simulated card as tables."""

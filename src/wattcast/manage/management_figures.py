@@ -14,7 +14,7 @@ import numpy as np
 
 from wattcast.core.strict_files import load_study
 from wattcast.manage import sensitivity_model
-from wattcast.manage.hd7970 import STRESS_APPLICATIONS
+from wattcast.manage.hd7970 import STRESS_APPLICATIONS, read_paper_residency
 from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, compute_residency
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
 from wattcast.manage.policy_comparison import PolicyComparison, PolicyOutcome
@@ -93,21 +93,30 @@ def draw_gains(
     return add_caption(figure, said)
 
 
-def draw_residency(tables: PlantTables, played: PlayedRun, kernel: str | None = None) -> Figure:
-    """Draw the share of time at each level of each knob, of a kernel or of the application (figures 15 and 16)."""
-    figure, axes = new_axes(6.0, 4.0)
-    kept = played if kernel is None else _only(tables, played, kernel)
-    shares = compute_residency(tables, kept)
-    for i, (role, levels) in enumerate(shares.items()):
-        bottom = 0.0
-        for j, (level, share) in enumerate(levels.items()):
-            if share > 0:
-                axes.bar(i, 100 * share, bottom=100 * bottom, color=str(0.95 - 0.8 * j / max(len(levels) - 1, 1)))
-                text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
-                if share > 0.04:
-                    axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE)
-                bottom += share
-    axes.set_xticks(range(len(shares)), list(shares))
+def draw_residency(
+    tables: PlantTables,
+    played: PlayedRun,
+    kernel: str | None = None,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> Figure:
+    """Draw the share of time at each level of each knob, of a kernel or of the application (figures 15 and 16).
+
+    The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
+    """
+    figure, axes = new_axes(3.5 + 1.3 * 3 * (1 + (paper is not None)) / 2, 4.0)
+    shares = compute_residency(tables, played if kernel is None else _only(tables, played, kernel))
+    drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
+    names = [f"{role}\n{whose}" for role in shares for whose in drawn]
+    for i, (role, found) in enumerate((role, by_role[role]) for role in shares for by_role in drawn.values()):
+        levels, bottom = list(shares[role]), 0.0
+        for level in sorted(found):
+            share, grey = found[level], 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
+            axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
+            text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
+            if share > 0.04:
+                axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE)
+            bottom += share
+    axes.set_xticks(range(len(names)), names)
     axes.set(title=kernel or played.application, ylabel="Share of time (%)")
     return add_caption(figure, tables.source)
 
@@ -240,7 +249,7 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
         **({} if study is None else study.list_figures(tables)),
         "figure_01_power_breakdown": lambda: draw_power_breakdown(tables, "XSBench"),
         "figure_15_residency_kernel": lambda: draw_residency(tables, graph, "Graph500.BottomStepUp"),
-        "figure_16_residency": lambda: draw_residency(tables, graph),
+        "figure_16_residency": lambda: draw_residency(tables, graph, paper=read_paper_residency()),
         "figure_17_power_shared": lambda: draw_power_shares(tables, comparison, list(tables.applications)),
         "predictor_accuracy": lambda: draw_predictor_accuracy(tables, models),
     }

@@ -142,11 +142,13 @@ def watch_card(
         names = ("power", "the core clock", "memory utilisation")
         missing = [name for name, value in zip(names, read, strict=True) if not math.isfinite(value)]
         why_not = f"the card does not tell {', '.join(missing)}" if missing else "no lower clock can be locked"
+    phases = [phase for r in readings[1:] if (phase := r.phase) is not None]
     named = f"curves of {chip.name}" if chip is not None else "the card is not in the catalogue"
     return {
         "card": card.name,
         "readings": len(readings) - 1,
         **{name: value if math.isfinite(value) else None for name, value in mean.items()},
+        "phases": {phase: phases.count(phase) / (len(readings) - 1) for phase in dict.fromkeys(phases)},
         "advice": advice and {**asdict(advice), "assumptions": [LABEL, named, *advice.assumptions]},
         "why_no_advice": why_not,
     }
@@ -159,6 +161,7 @@ def print_watched(console: Console, found: dict[str, Any]) -> None:
         value = found[key]
         shown = "unknown" if value is None else f"{value:.0%}" if unit == "%" else units.show(value, unit)
         said.append(f"{word} {shown}")
+    said += [f"{phase} phase {share:.0%} of the time" for phase, share in found["phases"].items()]
     console.print(f"{found['card']}: {', '.join(said)}")
     advice = found["advice"]
     if advice is None:

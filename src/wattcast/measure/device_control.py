@@ -27,6 +27,11 @@ LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80  # event reasons: power cap
 # Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy in paper 004
 GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
 GPM_SM, GPM_DRAM = 2, 10
+IDLE_BUSY, MEMORY_PHASE, COMPUTE_PHASE = (
+    0.1,
+    0.6,
+    0.3,
+)  # busy below, DRAM and pipe utilisation above which kinds begin
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,21 @@ class NvmlReading:
     busy: float = math.nan  # share of time with a kernel running
     memory_busy: float = math.nan  # share of time, or of bandwidth where GPM tells, memory is in use
     work_per_s: float = math.nan  # pipe activity times clock, where GPM tells; any unit
+
+    @property
+    def phase(self) -> str | None:
+        """Name what limits the program now: idle, memory, compute or latency; None where that is not known.
+
+        Where GPM tells, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue in 30 % of cycles
+        a compute phase, and neither a phase that waits. Without GPM, utilisation tells busy from idle alone.
+        """
+        if self.busy < IDLE_BUSY:
+            return "idle"
+        if not math.isfinite(self.work_per_s):
+            return None
+        if self.memory_busy >= MEMORY_PHASE:
+            return "memory"
+        return "compute" if self.work_per_s >= COMPUTE_PHASE * self.core_hz else "latency"
 
 
 class NvmlCard:
