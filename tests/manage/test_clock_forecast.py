@@ -10,6 +10,7 @@ import pytest
 from wattcast.core.errors import BadInput
 from wattcast.manage import clock_forecast, replay_tables
 from wattcast.manage.clock_forecast import ClockCurves
+from wattcast.manage.plants import KnobRole
 from wattcast.manage.policies import PolicyName, PolicySetup
 from wattcast.manage.policy_comparison import compare_policies
 from wattcast.manage.search_problem import Goal, Objective
@@ -24,6 +25,23 @@ def test_clocks_lie_on_the_cards_own_steps() -> None:
     assert clocks[-1] == 1410e6
     assert ((1410e6 - clocks) % 15e6 == 0).all()
     assert len(clocks) <= clock_forecast.LEVELS
+
+
+def test_memory_clock_and_sms_are_knobs_of_a_catalogue_gpu() -> None:
+    h200, options = api.find_gpu("h200"), {"batch": 8, "phase": "decode"}
+    roles = (KnobRole.CORE_CLOCK, KnobRole.MEMORY_CLOCK, KnobRole.COMPUTE_UNITS)
+    plain = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, h200, options, iterations=50)
+    tables = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, h200, options, 50, roles)
+    units, clocks, memory = tables.lattice.shape
+    assert (clocks, memory) == (plain.lattice.count, 2)
+    time_s = tables.time_s.reshape(units, clocks, memory)
+    np.testing.assert_allclose(time_s[-1, :, -1], plain.time_s[0])
+    assert (time_s[:, :, 0] > 0.999999 * time_s[:, :, 1]).all()  # slower memory
+    assert time_s[0, -1, -1] >= time_s[-1, -1, -1]
+    (mine,) = compare_policies([tables], PolicySetup(), [PolicyName.HARMONIA]).outcomes
+    assert mine.objective_over_oracle < 0.02
+    with pytest.raises(BadInput, match="no two memory clocks"):
+        clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, api.find_gpu("b200"), options, 5, roles)
 
 
 def test_a_forecast_picks_what_its_own_plant_rewards() -> None:

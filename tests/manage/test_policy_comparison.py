@@ -134,7 +134,7 @@ def a100(reference: Path) -> list:
 
 
 def predictive(a100: list, reference: Path, objective: Objective) -> PolicyComparison:
-    """Model-predictive policy and oracle on the A100's rows; none of them goes into the prediction."""
+    """Model-predictive policies with and without feedback, and the oracle, on the A100's rows, which none knows."""
     gpu, outcomes = api.find_gpu("a100-pcie-40gb"), []
     for tables in a100:
         found, missing = clock_forecast.forecast_applications(tables, gpu, reference / "energaizer" / "workloads")
@@ -142,7 +142,8 @@ def predictive(a100: list, reference: Path, objective: Objective) -> PolicyCompa
         setup = PolicySetup(
             objective=objective, forecast=clock_forecast.choose_forecast_settings(tables, found, objective)
         )
-        outcomes += compare_policies([tables], setup, [PolicyName.PREDICTIVE, PolicyName.ORACLE]).outcomes
+        wanted = [PolicyName.PREDICTIVE, PolicyName.GUIDED, PolicyName.ORACLE]
+        outcomes += compare_policies([tables], setup, wanted).outcomes
     return PolicyComparison(objective, tuple(outcomes), {})
 
 
@@ -162,6 +163,19 @@ def test_a100_model_predictive_saving_at_ten_percent_slowdown(a100: list, refere
     mine = sum(o.energy_saving for o in found.for_policy(PolicyName.PREDICTIVE) if o.slowdown <= 0.10)
     assert mine > 0.8 * sum(o.energy_saving for o in found.for_policy(PolicyName.ORACLE))
     assert max(o.slowdown for o in found.for_policy(PolicyName.PREDICTIVE)) < 0.11
+
+
+def test_a100_forecast_corrected_by_measurements(a100: list, reference: Path) -> None:
+    """What the forecast alone misses, a few runs correct: the same bounds hold, probing included."""
+    found = predictive(a100, reference, Objective()).for_policy(PolicyName.GUIDED)
+    gaps = [o.ed2_over_oracle_with_probing for o in found]
+    assert np.mean(gaps) < 0.005
+    assert max(gaps) < 0.015
+    bounded = predictive(a100, reference, Objective(Goal.ENERGY, slowdown=0.10))
+    mine, best = (bounded.for_policy(policy) for policy in (PolicyName.GUIDED, PolicyName.ORACLE))
+    saved = sum(o.energy_saving_with_probing for o in mine)
+    assert saved > 0.95 * sum(o.energy_saving for o in best)
+    assert max(o.slowdown_with_probing for o in mine) <= 0.10
 
 
 def test_a100_with_feedback(a100: list) -> None:

@@ -71,6 +71,7 @@ def simulate(
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences or images at once (catalogue GPUs).")] = None,
     seq: Annotated[int | None, typer.Option(min=1, help="Prompt or context length (catalogue GPUs).")] = None,
     phase: Annotated[str | None, typer.Option(help="prefill|decode|train|forward (catalogue GPUs).")] = None,
+    knobs: Annotated[str, typer.Option(help="core|memory|sms, with commas (catalogue GPUs).")] = "core",
     perturbed: Annotated[int, typer.Option(min=0, help="Also run this many perturbed plants (hd-7970).")] = 0,
     sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast lab sensitivity).")] = None,
     export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
@@ -82,11 +83,18 @@ def simulate(
     """
     from wattcast.manage import policy_comparison
     from wattcast.manage.hd7970 import STRESS_APPLICATIONS
+    from wattcast.manage.plants import KnobRole
 
     env: Environment = ctx.obj
     given = {"batch": batch, "seq": seq, "phase": phase}
     of_model = {name: value for name, value in given.items() if value is not None}
-    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model)
+    roles = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "sms": KnobRole.COMPUTE_UNITS}
+    wanted = [name.strip() for name in knobs.split(",")]
+    for name in wanted:
+        if name not in roles:
+            raise unknown_name("knob", name, roles, f"Known: {', '.join(roles)}.")
+    turned = [roles[name] for name in wanted]
+    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model, turned)
     setup = _setup(options, model)
     sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed) if perturbed else None
     if export is not None:

@@ -23,6 +23,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, UnknownName, bad_value
 from wattcast.hardware import Gpu
+from wattcast.manage.live_control import list_sm_counts
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, Settings, move_knob
 from wattcast.manage.savings import student_t
 from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective
@@ -70,10 +71,34 @@ def build_predicted_plant(
     gpu: Gpu,
     options: Mapping[str, object] | None = None,
     iterations: int = ITERATIONS,
+    roles: Sequence[KnobRole] = (KnobRole.CORE_CLOCK,),
 ) -> PlantTables:
-    """Make a plant of a catalogue GPU: every workload is an application, run over and over; the knob is the clock."""
-    lattice = Lattice((Knob(KnobRole.CORE_CLOCK, list_core_clocks(gpu)),))
-    found = [forecast_workload(w, gpu, lattice.knobs[0].levels, options) for w in workloads.values()]
+    """Make a plant of a catalogue GPU: every workload is an application, run over and over.
+
+    Its knobs are the core clock and, by ``roles``, the memory clock and the number of SMs. Bandwidth follows the
+    memory clock. Work on fewer SMs is predicted as on a card that has no more; idle power stays that of the card.
+    """
+    units, memory_hz = (float(np.max(gpu.sm_count)),), (1.0,)
+    if KnobRole.COMPUTE_UNITS in roles:
+        units = list_sm_counts(int(np.max(gpu.sm_count)))
+    if KnobRole.MEMORY_CLOCK in roles:
+        memory_hz = tuple(sorted(gpu.clocks.memory_hz or ()))
+        if len(memory_hz) < 2:
+            raise bad_value(
+                "--knobs", f"core or sms, as the catalogue lists no two memory clocks of {gpu.name}", "memory"
+            )
+    core_hz = list_core_clocks(gpu)
+    knobs = (KnobRole.COMPUTE_UNITS, units), (KnobRole.CORE_CLOCK, core_hz), (KnobRole.MEMORY_CLOCK, memory_hz)
+    lattice = Lattice(tuple(Knob(role, levels) for role, levels in knobs if len(levels) > 1))
+    bandwidths = [gpu.memory.byte_per_s * hz / memory_hz[-1] for hz in memory_hz]
+    cards = [replace(gpu, sm_count=n, memory=replace(gpu.memory, byte_per_s=b)) for n in units for b in bandwidths]
+    found = [[forecast_workload(w, card, core_hz, options) for card in cards] for w in workloads.values()]
+
+    def tabulate(name: str) -> Array:
+        each = np.stack([[getattr(forecast, name) for forecast in row] for row in found])
+        shape = (len(found), len(units), len(memory_hz), len(core_hz))
+        return each.reshape(shape).swapaxes(2, 3).reshape(len(found), -1)  # the last knob varies fastest
+
     idle = gpu.power.idle_w
     lowest_hz = float(np.min(gpu.clocks.min_hz or gpu.clocks.max_hz))
     return PlantTables(
@@ -81,12 +106,12 @@ def build_predicted_plant(
         lattice=lattice,
         default=lattice.top,
         kernels=tuple(workloads),
-        time_s=np.stack([f.time_s for f in found]),
-        power_w=np.stack([f.power_w for f in found]),
+        time_s=tabulate("time_s"),
+        power_w=tabulate("power_w"),
         applications={name: np.full(iterations, i, dtype=np.int64) for i, name in enumerate(workloads)},
         idle_w=None if idle is None else float(np.min(idle.value_at(lowest_hz))),
-        clock_hz=np.stack([f.clock_hz for f in found]),
-        source=f"predicted by Wattcast ({found[0].status} coefficients)",
+        clock_hz=tabulate("clock_hz"),
+        source=f"predicted by Wattcast ({found[0][0].status} coefficients)",
     )
 
 

@@ -87,9 +87,8 @@ class SmCountFile:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Return the counts that can be asked for: about eighths of the card down to a half, and all of it."""
-        lower = {SM_GRAIN * round(share * self.total / SM_GRAIN) for share in SM_SHARES}
-        return tuple(float(n) for n in sorted({n for n in lower if n < self.total} | {self.total}))
+        """Return the counts that can be asked for."""
+        return list_sm_counts(self.total)
 
     def set(self, count: float) -> None:
         """Ask for this many; a reader sees the old number or the new one."""
@@ -98,6 +97,12 @@ class SmCountFile:
     def reset(self) -> None:
         """Ask for all of them again."""
         self.set(self.total)
+
+
+def list_sm_counts(total: int) -> tuple[float, ...]:
+    """List how many SMs a green context can have: about eighths of the card down to a half, and all of it."""
+    lower = {SM_GRAIN * round(share * total / SM_GRAIN) for share in SM_SHARES}
+    return tuple(float(n) for n in sorted({n for n in lower if n < total} | {total}))
 
 
 def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]:

@@ -103,7 +103,7 @@ def draw_residency(
 
     The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
     """
-    figure, axes = new_axes(3.5 + 1.3 * 3 * (1 + (paper is not None)) / 2, 4.0)
+    figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
     shares = compute_residency(tables, played if kernel is None else _only(tables, played, kernel))
     drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
     names = [f"{role}\n{whose}" for role in shares for whose in drawn]

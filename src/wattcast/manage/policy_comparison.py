@@ -15,7 +15,7 @@ from wattcast import __version__
 from wattcast.core.errors import bad_value, fold_name
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import clock_forecast, hd7970
-from wattcast.manage.plants import PlantTables, Settings, run_at_settings
+from wattcast.manage.plants import KnobRole, PlantTables, Settings, run_at_settings
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, run_policy
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.sensitivity_model import SensitivityModel, load_shipped_model, read_sensitivity_model
@@ -246,11 +246,16 @@ def print_comparison(
 
 
 def choose_plant(
-    gpu: str, workloads: Sequence[str], sensitivity: Path | None, options: Mapping[str, object] | None = None
+    gpu: str,
+    workloads: Sequence[str],
+    sensitivity: Path | None,
+    options: Mapping[str, object] | None = None,
+    roles: Sequence[KnobRole] = (KnobRole.CORE_CLOCK,),
 ) -> tuple[PlantTables, SensitivityModel | None]:
     """Return a simulated card and the sensitivity model its controller uses.
 
-    ``options`` say what the workloads of a catalogue GPU are, as ``predict`` takes them (batch, seq, phase).
+    ``options`` say what the workloads of a catalogue GPU are, as ``predict`` takes them (batch, seq, phase), and
+    ``roles`` which of its knobs are turned.
     """
     model = read_sensitivity_model(sensitivity) if sensitivity is not None else None
     if fold_name(gpu) == fold_name(HD7970):
@@ -259,7 +264,8 @@ def choose_plant(
         return hd7970.load_tables(), model or load_shipped_model("hd7970_simulated")
     if not workloads:
         raise bad_value("workloads", f"one or more to run on {gpu}", "none", "Name a model or a workload file.")
-    return clock_forecast.build_predicted_plant({w: w for w in workloads}, api.find_gpu(gpu), options), model
+    named = {w: w for w in workloads}
+    return clock_forecast.build_predicted_plant(named, api.find_gpu(gpu), options, roles=roles), model
 
 
 def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict[str, Any]:
