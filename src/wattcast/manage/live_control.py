@@ -424,8 +424,7 @@ def control_serving(
             card.beat()
         try:
             reading, seen = read_engine(), card.read()
-            core_hz = seen.core_hz if seen.busy >= BUSY else math.nan
-            wanted, blind = keeper.decide(seen.at_s, reading, seen.energy_j, core_hz), 0
+            wanted, blind = keeper.decide(seen.at_s, reading, seen.energy_j), 0
         except MissingTool as error:
             blind += 1
             if blind == 2:

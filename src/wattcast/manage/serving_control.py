@@ -46,10 +46,8 @@ PER_TOKEN = (
     "sglang:time_per_output_token_seconds",
 )
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-# 99th percentile over the mean where one bucket holds both, and over what Little's law expects from a single moment
-TAIL = {"ttft": 2.0, "tpot": 1.25, "running": 1.05}
+TAIL = {"ttft": 2.0, "tpot": 1.25}  # 99th percentile over the mean, where one bucket holds both
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -90,13 +88,12 @@ class LatencyHistogram:
 
 @dataclass(frozen=True)
 class EngineReading:
-    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait and run now."""
+    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait now."""
 
     ttft: LatencyHistogram
     tpot: LatencyHistogram
     tokens: float
     waiting: float
-    running: float = 0.0
 
 
 def parse_engine_metrics(text: str) -> EngineReading:
@@ -129,8 +126,8 @@ def parse_engine_metrics(text: str) -> EngineReading:
         edges = tuple(sorted(buckets[name]))
         counts = tuple(buckets[name][edge] for edge in edges)
         found.append(LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0)))
-    numbers = (next((plain[name] for name in names if name in plain), 0.0) for names in (TOKENS, WAITING, RUNNING))
-    return EngineReading(found[0], found[1], *numbers)
+    tokens, waiting = (next((plain[name] for name in names if name in plain), 0.0) for names in (TOKENS, WAITING))
+    return EngineReading(found[0], found[1], tokens, waiting)
 
 
 def read_engine_metrics(url: str) -> EngineReading:
@@ -161,135 +158,110 @@ class ServingLimits:
 class LatencyKeeper:
     """Choose a core clock from response times: as low as pays, with the 99th percentiles below their limits.
 
-    A *strain* is the largest of three shares of a limit: those of the two percentiles, and that of the time per token
-    which the requests now running are going to have. By Little's law that time is their number over the tokens per
-    second of the last minute; it rises before the percentile does, which tells of requests that have ended.
-
-    The clock goes down, two levels at a time at most, while the expected strain in a burst stays below the limit. A
-    clock lower by the factor x is expected to raise the strain by x². A burst raises it by the largest ratio of a
-    window of 10 s to its minute that was seen in 20 minutes. Near the limit the clock goes to the top at once, and
-    comes back one level higher than it was, later each time.
+    A *strain* is the larger of the two percentiles over its limit. Going down by the factor x, it is expected to rise
+    by x to the power of the steepest rise seen so far, at least 1.5: near saturation it rises faster than 1/f. A step
+    after which it rises more than expected is taken back at once. A level that was too low is avoided at the same
+    load, for longer each time.
     """
 
     levels_hz: Sequence[float]  # ascending
     limits: ServingLimits
     look_s: float = 60.0  # window behind a step down
     alarm_s: float = 10.0  # window behind a step up
-    dwell_s: float = 30.0  # at a level before a step down, or eight times as long as a request takes
-    alarm: float = 0.9  # strain at which the clock goes to the top
-    queue: float = (
-        0.1  # of the requests that come within the limit of TTFT: more than two beyond waiting are an alarm
-    )
-    calm: float = 0.75  # strain below which an alarm is over
-    steepness: float = 2.0
-    most_levels: int = 2  # of a step down
-    saved: float = 0.9  # of the energy per token: a step that makes it exceed the one before by more is taken back
-    burst: float = 1.4  # least ratio of strain in a burst to its mean,
-    unknown_burst: float = 2.0  # and what it is taken for in the first five minutes
-    learn_s: float = 300.0
-    history_s: float = 1200.0  # over which bursts are remembered
-    rest_s: float = 20.0  # at the top after the first alarm of a level, twice as long after each further one
-    memory_s: float = 600.0  # after which an alarm is forgotten
-    most_alarms: int = 3  # of a level, from which on it is avoided
+    easy: float = 0.35  # strain below which several levels are taken at once,
+    far: float = 0.6  # to where it is expected to stay below this; no step is taken back below it
+    near: float = 0.85  # strain that a single step may be expected to lead to
+    alarm: float = 0.95  # strain at which the clock goes to the top
+    surprise: float = 1.25  # strain over the expected one, at which a step is taken back
+    saved: float = 0.95  # of the energy per token: a step that makes it exceed the one before by more is taken back
+    memory_s: float = 600.0  # how long a level that was too low is avoided the first time
     level: int = field(init=False)
     why: str = field(init=False, default="start")
 
     def __post_init__(self) -> None:
         self.level = len(self.levels_hz) - 1
         self._readings: deque[tuple[float, EngineReading, float]] = deque()  # time, engine, joules of the card
-        self._clocks_hz: list[float] = []  # that the card reported at this level
-        self._bursts: deque[tuple[float, float]] = deque()  # time, strain in 10 s over that in its minute
-        self._begun_s = self._since_s = math.nan
-        self._before: tuple[int, float] | None = None  # level and J per token before the last step down
-        self._return: tuple[int, float] | None = None  # level of an alarm, and how long to rest from it
-        self._alarms: dict[int, _LevelAlarms] = {}
+        self._since_s: float | None = None
+        self._steepness = 1.5
+        self._step: _ClockStep | None = None  # the last one down, while it is on trial
+        self._resume: int | None = None  # level to go back to when an alarm is over
+        self._floors: dict[int, _TooLow] = {}
 
-    def decide(self, now_s: float, reading: EngineReading, energy_j: float, core_hz: float = math.nan) -> int:
-        """Return the level for the next interval. Call it every few seconds; NaN is a clock that is not known."""
+    def decide(self, now_s: float, reading: EngineReading, energy_j: float) -> int:
+        """Return the level for the next interval. Call it every few seconds."""
         self._readings.append((now_s, reading, energy_j))
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.look_s:
             self._readings.popleft()
-        if math.isnan(self._begun_s):
-            self._begun_s = self._since_s = now_s
-        self._clocks_hz += [core_hz] if math.isfinite(core_hz) else []
+        self._since_s = now_s if self._since_s is None else self._since_s
         seen, top, stayed_s = self._window(now_s, self.alarm_s), len(self.levels_hz) - 1, now_s - self._since_s
-        self._note_burst(now_s, seen)
-        if self.level < top and (
-            seen.strain > self.alarm or reading.waiting > self.queue * seen.load * self.limits.ttft_s + 2
-        ):
-            times = self._count_alarms(now_s, self.level) + 1
-            self._alarms[self.level] = _LevelAlarms(now_s, times, seen.load)
-            resume = self.level, self.rest_s * 2.0 ** (times - 1)
+        if self.level < top and (seen.strain > self.alarm or reading.waiting > seen.load * self.limits.ttft_s + 1):
+            self._avoid(now_s)
+            resume = min(self.level + 2, top)
             self._move(now_s, top, "response times are near their limits")
-            self._return = resume
-        elif self._return is not None:
-            if seen.strain < self.calm and stayed_s >= self._return[1]:
-                self._move(now_s, min(self._return[0] + 1, top - 1), "response times are well again")
-        elif stayed_s >= max(self.dwell_s, 8.0 * seen.request_s):
+            self._resume = resume
+        elif self._step is not None and self._is_worse(self._step, seen):
+            self._avoid(now_s)
+            self._move(now_s, self._step.before, "response times rose more than expected")
+        elif self._resume is not None and seen.strain < self.far and stayed_s >= 2 * self.alarm_s:
+            self._move(now_s, self._resume, "response times are well again")
+        elif stayed_s >= self.look_s:
             self._consider_lower(now_s)
         return self.level
 
-    def _note_burst(self, now_s: float, seen: _ServingWindow) -> None:
-        minute = self._window(now_s, self.look_s)
-        if now_s - self._begun_s >= self.look_s and minute.strain > 0:
-            self._bursts.append((now_s, seen.strain / minute.strain))
-        while self._bursts and self._bursts[0][0] < now_s - self.history_s:
-            self._bursts.popleft()
-
     def _consider_lower(self, now_s: float) -> None:
-        """Go down as far as a burst allows, or back up where the last step did not pay."""
-        seen = self._window(now_s, min(self.look_s, now_s - self._since_s))
-        if self._before is not None and now_s - self._since_s >= self.look_s:
-            if self.saved * seen.energy_j_per_token > self._before[1] > 0:
-                self._alarms[self.level] = _LevelAlarms(now_s, self.most_alarms, seen.load)
-                self._move(now_s, self._before[0], "the step before did not save energy")
+        """Go down, several levels where the strain is low, or back up where the last step did not pay."""
+        seen = self._window(now_s, self.look_s)
+        if self._step is not None:
+            before = self._step
+            ratio = math.log(self.levels_hz[before.before] / self.levels_hz[self.level])
+            if seen.strain > 0 < before.strain:
+                self._steepness = max(1.5, 1.5 * math.log(seen.strain / before.strain) / ratio)
+            if self.saved * seen.energy_j_per_token > before.energy_j_per_token > 0:
+                self._avoid(now_s)
+                self._move(now_s, before.before, "the step before did not save energy")
                 return
-            self._before = None
-        least = self.burst if now_s - self._begun_s >= self.learn_s else self.unknown_burst
-        burst = max(least, max((ratio for _, ratio in self._bursts), default=0.0))
-        here_hz = self.levels_hz[self.level]
-        if self._clocks_hz:  # a card at its power limit runs below its lock, so that a lower lock changes less
-            here_hz = min(here_hz, sum(self._clocks_hz) / len(self._clocks_hz))
-        avoided = [
-            level + 1
-            for level, alarms in self._alarms.items()
-            if self._count_alarms(now_s, level) >= self.most_alarms and seen.load > 0.8 * alarms.load
+            self._step = None
+        at_load = [
+            i + 1 for i, floor in self._floors.items() if floor.until_s > now_s and seen.load > 0.8 * floor.load
         ]
-        for to in range(max(*avoided, 0, self.level - self.most_levels), self.level):
-            expected = seen.strain * max(here_hz / self.levels_hz[to], 1.0) ** self.steepness
-            if expected * burst <= 1.0:
-                before = self.level, seen.energy_j_per_token
-                self._move(now_s, to, f"response times are at {seen.strain:.0%} of their limits")
-                self._before = before
-                return
+        here, lowest, wanted, expected = self.levels_hz[self.level], max(at_load, default=0), self.level, 0.0
+        for to in range(self.level - 1, lowest - 1, -1):
+            ratio = here / self.levels_hz[to]
+            after = seen.strain * ratio**self._steepness
+            is_easy = seen.strain < self.easy and seen.strain * ratio ** max(self._steepness, 2.0) <= self.far
+            if is_easy or (to == self.level - 1 and after <= self.near):
+                wanted, expected = to, after
+        if wanted != self.level:
+            step = _ClockStep(self.level, seen.strain, seen.energy_j_per_token, expected, seen.load)
+            self._move(now_s, wanted, f"response times are at {seen.strain:.0%} of their limits")
+            self._step = step
 
-    def _count_alarms(self, now_s: float, level: int) -> int:
-        """Return the alarms of a level that are remembered: one is forgotten every ten minutes."""
-        alarms = self._alarms.get(level)
-        return 0 if alarms is None else max(alarms.times - int((now_s - alarms.last_s) / self.memory_s), 0)
+    def _is_worse(self, step: _ClockStep, seen: _ServingWindow) -> bool:
+        """Tell whether a step raised the strain more than expected, and a burst of requests does not explain it."""
+        if seen.strain <= max(self.surprise * step.expected, self.far):
+            return False
+        return seen.load <= 1.1 * step.load or seen.strain > self.near
+
+    def _avoid(self, now_s: float) -> None:
+        """Remember that the present level is too low for the present load."""
+        times = self._floors[self.level].times + 1 if self.level in self._floors else 0
+        load = self._window(now_s, self.look_s).load
+        self._floors[self.level] = _TooLow(now_s + self.memory_s * 2**times, load, times)
 
     def _move(self, now_s: float, level: int, why: str) -> None:
-        self.level, self.why, self._since_s, self._before, self._return = level, why, now_s, None, None
-        self._clocks_hz = []
+        self.level, self.why, self._since_s, self._step, self._resume = level, why, now_s, None, None
 
     def _window(self, now_s: float, seconds: float) -> _ServingWindow:
         old = next((r for r in reversed(self._readings) if r[0] <= now_s - seconds), self._readings[0])
-        first, new = self._readings[0], self._readings[-1]
+        new = self._readings[-1]
         ttft, tpot = new[1].ttft.since(old[1].ttft), new[1].tpot.since(old[1].tpot)
         tokens, span_s = new[1].tokens - old[1].tokens, new[0] - old[0]
-        strains = [
-            ttft.quantile_s(TAIL["ttft"]) / self.limits.ttft_s,
-            tpot.quantile_s(TAIL["tpot"]) / self.limits.tpot_s,
-        ]
-        minute_tokens = new[1].tokens - first[1].tokens
-        if seconds < self.look_s and minute_tokens > 0 and new[0] - first[0] >= 2 * self.alarm_s:
-            coming_s = new[1].running * (new[0] - first[0]) / minute_tokens
-            strains.append(TAIL["running"] * coming_s / self.limits.tpot_s)
         return _ServingWindow(
-            max(strains),
+            max(
+                ttft.quantile_s(TAIL["ttft"]) / self.limits.ttft_s, tpot.quantile_s(TAIL["tpot"]) / self.limits.tpot_s
+            ),
             ttft.count / span_s if span_s > 0 else 0.0,
             (new[2] - old[2]) / tokens if tokens > 0 else 0.0,
-            tokens / ttft.count * tpot.total_s / tpot.count if ttft.count > 0 and tpot.count > 0 else 0.0,
         )
 
 
@@ -298,14 +270,22 @@ class _ServingWindow:
     strain: float
     load: float  # requests per second
     energy_j_per_token: float
-    request_s: float  # that a request's tokens take
 
 
 @dataclass(frozen=True)
-class _LevelAlarms:
-    last_s: float
+class _ClockStep:
+    before: int  # level
+    strain: float  # before, as is the next
+    energy_j_per_token: float
+    expected: float  # strain after it
+    load: float  # requests per second before it
+
+
+@dataclass(frozen=True)
+class _TooLow:
+    until_s: float
+    load: float
     times: int
-    load: float  # requests per second at the last one
 
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
@@ -390,7 +370,7 @@ class ServingPlant:
             LatencyHistogram(edges, tuple(np.cumsum(counts).tolist()), total)
             for edges, counts, total in zip((TTFT_EDGES, TPOT_EDGES), self._counts, self._sums, strict=True)
         )
-        return EngineReading(ttft, tpot, self._tokens, engine.waiting, engine.running)
+        return EngineReading(ttft, tpot, self._tokens, engine.waiting)
 
     def _note(self, which: int, seconds: float) -> None:
         edges = (TTFT_EDGES, TPOT_EDGES)[which]
@@ -425,13 +405,11 @@ def serve_at_levels(
     clocks, joules, now_s = [], [0.0], 0.0
     while now_s < end_s:
         now_s += interval_s
-        busy_s, cycles = engine.busy_s, engine.busy_cycles
         plant.advance(now_s, level)
         clocks.append(float(by_level[level].clock_hz[0]))
         joules.append(engine.spent_j)
         if not isinstance(keeper, int):
-            busy_s, cycles = engine.busy_s - busy_s, engine.busy_cycles - cycles
-            level = keeper.decide(now_s, plant.read(), engine.spent_j, cycles / busy_s if busy_s > 0 else math.nan)
+            level = keeper.decide(now_s, plant.read(), engine.spent_j)
     run = engine.finish()
     ttft_s = run.first_token_s - trace.arrival_s
     tpot_s = (run.last_token_s - run.first_token_s) / np.maximum(trace.output_tokens - 1, 1)

@@ -126,8 +126,8 @@ def _shared_prefixes(trace: Trace) -> Counts:
 
 def govern_steps(
     costs: StepCosts, cost: Array, steps: int, floor_s: float, mean_w: float | None = None
-) -> tuple[float, float, float]:
-    """Return time, energy and clock of ``steps`` steps at the highest clock at which mean power meets the limit.
+) -> tuple[float, float]:
+    """Return time and energy of ``steps`` steps at the highest clock at which mean power meets the limit.
 
     ``mean_w`` is the mean power before; None stands for steady load. The steps take no less than ``floor_s``, the
     time of the host. Where even the lowest clock draws too much, that clock is taken.
@@ -144,16 +144,13 @@ def govern_steps(
         kept = 0.0 if mean_w is None else math.exp(-span_s / costs.host.governor_s)
         earlier_w = kept * (mean_w or 0.0)
         if earlier_w + power_w * (1.0 - kept) <= limit_w:
-            clock_hz = float(costs.clock_hz[place])
             if place == 0 or power_w >= before_w:
-                return span_s, energy_j, clock_hz
+                return span_s, energy_j
             allowed_w = min(max((limit_w - earlier_w) / (1.0 - kept), power_w), before_w)
-            share = (before_w - allowed_w) / (before_w - power_w)
-            span_s = before_s + share * (span_s - before_s)
-            above_hz = float(costs.clock_hz[place - 1])
-            return span_s, allowed_w * span_s, above_hz + share * (clock_hz - above_hz)
+            span_s = before_s + (before_w - allowed_w) / (before_w - power_w) * (span_s - before_s)
+            return span_s, allowed_w * span_s
         before_s, before_w = span_s, power_w
-    return before_s, before_s * before_w, float(costs.clock_hz[-1])
+    return before_s, before_s * before_w
 
 
 def predict_steady_step(
@@ -177,7 +174,7 @@ def predict_steady_step(
         cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + len(chunks))
     else:
         cost = costs.decode_cost(tokens, decodes, context)
-    return govern_steps(costs, cost, 1, host_s)[:2]
+    return govern_steps(costs, cost, 1, host_s)
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,6 @@ class EngineReplica:
         self.last_token_s = [math.nan] * len(plan.arrival_s)
         self.preemptions = 0
         self.spent_j = 0.0  # up to device_s
-        self.busy_s = self.busy_cycles = 0.0  # of the device in steps, and its core's cycles meanwhile
         self.outstanding = 0
         self._arriving: deque[int] = deque()
         self._waiting: deque[int] = deque()
@@ -323,11 +319,6 @@ class EngineReplica:
     def waiting(self) -> int:
         """Count the requests that wait for their prompt."""
         return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        """Count the requests that have been admitted and have not ended."""
-        return len(self._running) + len(self._prompts)
 
     @property
     def load(self) -> int:
@@ -412,10 +403,8 @@ class EngineReplica:
         start_s = max(device_begin_s, launch_begin_s)
         floor_s = launch_end_s - start_s
         step_s, energy_j, within = self._try_top_clock(*costs.mixed_at_top(*asked), 1, floor_s)
-        clock_hz = costs.clock_hz[0]
         if not within:
-            step_s, energy_j, clock_hz = govern_steps(costs, costs.mixed_cost(*asked), 1, floor_s, self._mean_w)
-        self.busy_s, self.busy_cycles = self.busy_s + step_s, self.busy_cycles + clock_hz * step_s
+            step_s, energy_j = govern_steps(costs, costs.mixed_cost(*asked), 1, floor_s, self._mean_w)
         energy_j += costs.waiting_w * (start_s - device_begin_s)
         self.device_s = start_s + step_s
         self._after_prompts = True
@@ -474,11 +463,9 @@ class EngineReplica:
             step_s, step_j = 0.5 * (step_s + last_s), 0.5 * (step_j + last_j)
         floor_s = host_s * (steps - 1) + min(step_s, host_s)
         span_s, energy_j, within = self._try_top_clock(step_s, step_j, steps, floor_s)
-        clock_hz = costs.clock_hz[0]
         if not within:
             middle = costs.decode_cost(tokens, decodes, 0.5 * (context + later))
-            span_s, energy_j, clock_hz = govern_steps(costs, middle, steps, floor_s, self._mean_w)
-        self.busy_s, self.busy_cycles = self.busy_s + span_s, self.busy_cycles + clock_hz * span_s
+            span_s, energy_j = govern_steps(costs, middle, steps, floor_s, self._mean_w)
         self.device_s = start_s + span_s
         last_output_s = first_output_s
         if steps > 1:
