@@ -78,7 +78,8 @@ def build_predicted_plant(
     Its knobs are the core clock and, by ``roles``, the memory clock and the number of SMs. Bandwidth follows the
     memory clock. Work on fewer SMs is predicted as on a card that has no more; idle power stays that of the card.
     """
-    units, memory_hz = (float(np.max(gpu.sm_count)),), (1.0,)
+    units: tuple[float, ...] = (float(np.max(gpu.sm_count)),)
+    memory_hz: tuple[float, ...] = (1.0,)
     if KnobRole.COMPUTE_UNITS in roles:
         units = list_sm_counts(int(np.max(gpu.sm_count)))
     if KnobRole.MEMORY_CLOCK in roles:
