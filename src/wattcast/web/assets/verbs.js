@@ -60,7 +60,7 @@ export function drawPlan() {
   const row = plan.rows[plan.chosen], best = plan.chosen === 0 ? "The plan" : `Plan ${plan.chosen + 1}`, p = state.plan.percentile;
   const ends = p >= 99 ? "p99" : p >= 90 ? "p90" : "p50";
   tiles($("plan-answer"), [
-    { name: best, value: `${row.gpus} \u00d7`, of: row.gpu, note: `${row.replicas} ${row.replicas > 1 ? "copies" : "copy"} of the model on ${row.tp} GPU${row.tp > 1 ? "s" : ""}${row.replicas > 1 ? " each" : ""}, limit ${show(row.power_limit_w, "W")}` },
+    { name: best, value: `${row.gpus} \u00d7`, of: row.gpu, note: `${row.replicas} ${row.replicas > 1 ? "copies" : "copy"} of the model on ${row.gpus / row.replicas} GPU${row.gpus > row.replicas ? "s" : ""} (${row.layout})${row.replicas > 1 ? " each" : ""}, limit ${show(row.power_limit_w, "W")}` },
     { name: "Energy", ...joules(row.energy_j_per_token), note: `${show(row.energy_j_per_request, "J")} a request, prompts and idle time included` },
     { name: "Power in all", ...split(show(row.power_w, "W")), note: `${number(row.output_tokens_per_s)} tokens/s` },
     { name: "Cost", ...cost(row.cost_per_million_tokens, "per M tokens"), note: `at $${state.money.price_per_h ?? 0} per GPU hour` },
@@ -70,7 +70,7 @@ export function drawPlan() {
   const axis = $("plan-axis").value, rows = plan.rows.filter((r) => r[axis] !== null);
   const kinds = state.plan.gpus;
   legend($("plan-legend"), [...kinds.map((name, k) => [name, `f${k}`])]);
-  const words = (r) => `${r.gpus} ${r.gpu}, ${r.tp} for each copy, limit ${show(r.power_limit_w, "W")}: ${show(r.energy_j_per_token, "J")} per token, ${show(r.power_w, "W")}`;
+  const words = (r) => `${r.gpus} ${r.gpu}, ${r.layout} for each copy, limit ${show(r.power_limit_w, "W")}: ${show(r.energy_j_per_token, "J")} per token, ${show(r.power_w, "W")}`;
   if (rows.length) {
     const points = rows.map((r) => ({ x: r.gpus, y: r[axis], kind: r.gpu, name: words(r), row: r }));
     const front = points.filter((p1) => !points.some((q) => q.x <= p1.x && q.y <= p1.y && (q.x < p1.x || q.y < p1.y))).sort((a, b) => a.x - b.x);
@@ -84,7 +84,7 @@ export function drawPlan() {
   numbers($("plan-numbers"), ["Plan", "GPUs", "Limit", "TTFT p99", "TPOT p99", "J/token", "Power", "Binds"], plan.rows.map((r) => [`${r.gpu}, ${r.layout}`, String(r.gpus), show(r.power_limit_w, "W"), show(r.ttft_s.p99, "s"), show(r.tpot_s.p99, "s"), number(r.energy_j_per_token), show(r.power_w, "W"), r.binds]), "All plans, best first");
   $("plan-title").textContent = best;
   $("plan-detail").replaceChildren(element("p", {}, sentence(row)), row.risk ? element("p", { class: "dim" }, `Careful: ${row.risk}.`) : "",
-    element("p", {}, element("button", { type: "button", onclick: () => { commit("use", () => { Object.assign(config(), { gpu: row.gpu, tp: row.tp, power_limit_w: row.power_limit_w, clock_hz: null }); state.sim.replicas = Math.min(row.replicas, 16); state.sim.rate_per_s = state.plan.rate_per_s; state.tab = "simulate"; }); use(); } }, "Simulate this plan")));
+    row.gpus > row.replicas * row.tp || row.ep > 1 ? "" : element("p", {}, element("button", { type: "button", onclick: () => { commit("use", () => { Object.assign(config(), { gpu: row.gpu, tp: row.tp, power_limit_w: row.power_limit_w, clock_hz: null }); state.sim.replicas = Math.min(row.replicas, 16); state.sim.rate_per_s = state.plan.rate_per_s; state.tab = "simulate"; }); use(); } }, "Simulate this plan")));
   notes($("plan-refused"), [...new Set([...plan.results.flatMap((r) => r.refused), ...(plan.failed || [])])].slice(0, 8).concat(plan.results.some((r) => r.refused.length) || plan.failed?.length ? [] : ["Every kind of GPU has one."]));
   notes($("plan-notes"), plan.results[0].assumptions);
 }
