@@ -272,12 +272,13 @@ def _diagnose_rail(
     """Return costs with standard errors (HC3 sandwich [MacKinnon1985]), intervals and variance inflation."""
     weighted = columns * weight[:, np.newaxis]
     free = np.flatnonzero(found > 0)
-    bread = np.linalg.inv(weighted[:, free].T @ weighted[:, free])
-    leverage = np.einsum("ij,jk,ik->i", weighted[:, free], bread, weighted[:, free])
+    length = np.linalg.norm(weighted[:, free], axis=0)  # bytes a second beside ones: the inverse needs equal lengths
+    even = weighted[:, free] / length
+    bread = np.linalg.inv(even.T @ even)
+    leverage = np.einsum("ij,jk,ik->i", even, bread, even)
     unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
-    score = weighted[:, free] * unseen[:, np.newaxis]
-    covariance = bread @ (score.T @ score) @ bread
-    error = dict(zip(free.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    spread_by_row = even @ bread * unseen[:, np.newaxis]
+    error = dict(zip(free.tolist(), (np.linalg.norm(spread_by_row, axis=0) / length).tolist(), strict=True))
     factor = interval_factor(target.size - free.size)
     with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
     vif = variance_inflation(with_base.T @ with_base)[1:]
