@@ -233,21 +233,24 @@ class JointDims:
 def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one denoising step: layers of two streams, then layers of one, or a last one that leaves the text."""
     program = run.new_program()
-    given = program.section("embedding", lambda tape: _embed_joint(dims, run, tape))
-    x, text, *rest = given
+    x, text, *rest = program.section("embedding", lambda tape: _embed_joint(dims, run, tape))
 
     def two_streams(tape: Tape, *given: Tensor) -> list[Tensor]:
         return _two_streams(dims, run, *given)
 
+    def one_stream(tape: Tape, *given: Tensor) -> list[Tensor]:
+        return _one_stream(dims, run, *given)
+
+    def last_layer(tape: Tape, *given: Tensor) -> list[Tensor]:
+        return _two_streams(dims, run, *given, last=True)
+
     doubled = -(-(dims.layers - (not dims.single_layers)) // stages)
     x, text = program.section("layers", two_streams, x, text, *rest, repeat=doubled)
     if dims.single_layers:
-        single = lambda tape, *given: _one_stream(dims, run, *given)  # noqa: E731
-        repeat = -(-dims.single_layers // stages)
-        x, text = program.section("single layers", single, x, text, *rest, repeat=repeat)
+        single = -(-dims.single_layers // stages)
+        x, text = program.section("single layers", one_stream, x, text, *rest, repeat=single)
     else:
-        last = lambda tape, *given: _two_streams(dims, run, *given, last=True)[0]  # noqa: E731
-        (x,) = program.section("last layer", last, x, text, *rest)
+        (x,) = program.section("last layer", last_layer, x, text, *rest)
 
     def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
         scale, shift = _split_signal(run, signal, 2)
@@ -313,16 +316,13 @@ def _two_streams(
     normed = [_modulate(x, own[0], own[1]), _modulate(text, other[0], other[1])]
     with x.tape.scope("attention"):
         streams = [[layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed]
+        first, second = (text, x) if dims.axes else (x, text)  # where positions rotate, the text comes first
         out = _attend_joint(dims, run, streams[::-1] if dims.axes else streams, angles)
-        order = (text, x) if dims.axes else (x, text)
-        parts = {}
-        start = 0
-        for stream in order:
-            part = out.slice(1, start, start + stream.shape[1])
-            parts[id(stream)] = part.contiguous() if dims.axes else part
-            start += stream.shape[1]
-        attended = layers.project(run, parts[id(x)], dims.hidden, bias=True)
-        told = None if last else layers.project(run, parts[id(text)], dims.hidden, bias=True)
+        split = first.shape[1]
+        parts = [out.slice(1, 0, split), out.slice(1, split, split + second.shape[1])]
+        seen, heard = [part.contiguous() for part in reversed(parts)] if dims.axes else parts
+        attended = layers.project(run, seen, dims.hidden, bias=True)
+        told = None if last else layers.project(run, heard, dims.hidden, bias=True)
     x = _feed_stream(dims, run, x, attended, own)
     return [x] if told is None else [x, _feed_stream(dims, run, text, told, other)]
 
