@@ -261,6 +261,9 @@ def choose_plant(
     if fold_name(gpu) == fold_name(HD7970):
         if workloads:
             raise bad_value("workloads", f"none with {HD7970}, which has its own 14 applications", workloads[0])
+        if options or set(roles) != {KnobRole.CORE_CLOCK}:
+            found = f"--{next(iter(options))}" if options else "--knobs"
+            raise bad_value("options", f"none of a workload or its knobs with {HD7970}, which has its own", found)
         return hd7970.load_tables(), model or load_shipped_model("hd7970_simulated")
     if not workloads:
         raise bad_value("workloads", f"one or more to run on {gpu}", "none", "Name a model or a workload file.")
