@@ -1,8 +1,8 @@
 """Predict the training steps of ``training_plan.csv``, and compare predictions with what was measured.
 
-``python studies/training_rows/judge_training_rows.py`` prints errors, both of ``training_predictions.csv``, which was
-written (``--write``) before anything was measured, and of this tree, against ``training_measured.csv``, which has
-what was measured on an H200 (``--keep DIR`` takes it from the folder of a campaign).
+``python studies/training_rows/judge_training_rows.py`` prints errors set by set, of ``training_predictions.csv``,
+where a set was written (``--write SET``) before any row of it was measured, and of this tree, against
+``training_measured.csv``, which has what was measured on an H200 (``--keep DIR`` takes it from a campaign's folder).
 """
 
 from __future__ import annotations
@@ -48,10 +48,18 @@ def predict_row(plan: dict[str, Any]) -> TrainingResult:
     )
 
 
-def predict_plan() -> dict[str, dict[str, float]]:
-    """Return the predictions of all rows by name."""
+def read_plan() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the planned rows by set and name."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     with PLAN.open(newline="", encoding="utf-8") as stream:
-        results = {plan["id"]: predict_row(plan) for plan in csv.DictReader(stream)}
+        for row in csv.DictReader(stream):
+            found.setdefault(row["set"], {})[row["id"]] = row
+    return found
+
+
+def predict_plans(plans: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the predictions of rows by name."""
+    results = {name: predict_row(plan) for name, plan in plans.items()}
     return {
         name: {
             "latency_s": found.step_s,
@@ -63,13 +71,9 @@ def predict_plan() -> dict[str, dict[str, float]]:
     }
 
 
-def write_predictions() -> None:
-    """Write the predictions of this tree."""
-    with PREDICTIONS.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(("id", *COLUMNS))
-        for name, found in predict_plan().items():
-            writer.writerow((name, *(f"{found[column]:.6g}" for column in COLUMNS)))
+def write_predictions(chosen: str) -> None:
+    """Write the predictions of this tree for a set, and leave those of other sets as they are."""
+    write_columns(PREDICTIONS, read_columns(PREDICTIONS) | predict_plans(read_plan()[chosen]))
 
 
 def read_columns(path: Path) -> dict[str, dict[str, float]]:
@@ -78,47 +82,55 @@ def read_columns(path: Path) -> dict[str, dict[str, float]]:
         return {row.pop("id"): {c: float(v) for c, v in row.items()} for row in csv.DictReader(stream)}
 
 
+def write_columns(path: Path, rows: dict[str, dict[str, float]]) -> None:
+    """Write numbers by row."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("id", *next(iter(rows.values()))))
+        for name, found in rows.items():
+            writer.writerow((name, *(f"{value:.6g}" for value in found.values())))
+
+
 def keep_measured(folder: Path) -> None:
     """Take the rows of a campaign's folder; memory and ``launched_s`` are of steps that the host launched."""
     lines = {row["id"]: row for row in read_lines(folder / "models.jsonl") if not row.get("error")}
-    known = read_columns(MEASURED) if MEASURED.exists() else {}
+    known = read_columns(MEASURED)
     for name, row in lines.items():
         alone = lines.get(f"{name}-launched")
         if alone is not None:
             memory = alone["peak_memory_byte"]
             known[name] = {c: row[c] for c in COLUMNS[:3]} | {"memory_byte": memory, "launched_s": alone["latency_s"]}
-    with MEASURED.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(("id", *COLUMNS, "launched_s"))
-        for name, found in known.items():
-            writer.writerow((name, *(f"{value:.6g}" for value in found.values())))
+    write_columns(MEASURED, known)
 
 
 def judge_rows() -> None:
     """Print errors of time, power, energy and memory row by row, and their means and medians without sign."""
-    measured = read_columns(MEASURED)
-    for words, found in (("before the measurement", read_columns(PREDICTIONS)), ("this tree", predict_plan())):
-        print(f"\n{words}\n{'row':32} {'ms':>9} {'launched':>9} {'time':>7} {'power':>7} {'energy':>7} {'memory':>7}")
-        errors = []
-        for name, row in measured.items():
-            errors.append([found[name][column] / row[column] - 1.0 for column in COLUMNS])
-            shown = " ".join(f"{100 * error:+6.1f}%" for error in errors[-1])
-            print(f"{name:32} {1e3 * row['latency_s']:9.2f} {1e3 * row['launched_s']:9.2f} {shown}")
-        for label, three in (
-            ("mean", np.mean(np.abs(errors), axis=0)),
-            ("median", np.median(np.abs(errors), axis=0)),
-        ):
-            print(f"{label:32} {'':19} " + " ".join(f"{100 * value:6.1f}%" for value in three))
+    measured, predicted = read_columns(MEASURED), read_columns(PREDICTIONS)
+    for chosen, plans in read_plan().items():
+        rows = {name: measured[name] for name in plans if name in measured}
+        if not rows:
+            print(f"\n{chosen} set: {len(plans)} rows planned, none measured")
+            continue
+        for words, found in (("before the measurement", predicted), ("this tree", predict_plans(plans))):
+            print(f"\n{chosen} set, {words}")
+            print(f"{'row':38} {'ms':>9} {'launched':>9} {'time':>7} {'power':>7} {'energy':>7} {'memory':>7}")
+            errors = [[found[name][column] / row[column] - 1.0 for column in COLUMNS] for name, row in rows.items()]
+            for (name, row), own in zip(rows.items(), errors, strict=True):
+                shown = " ".join(f"{100 * error:+6.1f}%" for error in own)
+                print(f"{name:38} {1e3 * row['latency_s']:9.2f} {1e3 * row['launched_s']:9.2f} {shown}")
+            for label, mean in (("mean", np.mean), ("median", np.median)):
+                shown = " ".join(f"{100 * value:6.1f}%" for value in mean(np.abs(errors), axis=0))
+                print(f"{label:38} {'':19} {shown}")
 
 
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the predictions of this tree")
+    parser.add_argument("--write", choices=read_plan(), help="write this tree's predictions of a set")
     parser.add_argument("--keep", type=Path, help="take measured rows from this folder")
     options = parser.parse_args()
-    if options.write:
-        write_predictions()
+    if options.write is not None:
+        write_predictions(options.write)
     if options.keep is not None:
         keep_measured(options.keep)
     judge_rows()

@@ -1,8 +1,8 @@
 """Measure the training steps of ``training_plan.csv`` on one GPU: time, power, energy and memory of whole steps.
 
 Run on a node with PyTorch, Triton and transformers 5:
-``PYTHONPATH=src python studies/training_rows/measure_training_rows.py --out DIR --seconds 235``
-(``--dry`` runs one small step of every row without a GPU.)
+``PYTHONPATH=src python studies/training_rows/measure_training_rows.py --out DIR --set second --seconds 235``
+(``--dry`` runs two small steps of every row without a GPU.) The rows of a set are predicted before any is measured.
 
 Every row is built with random weights, warmed up, launched by the host a few times, captured in a CUDA graph and
 held until power has settled. models.jsonl has a row for each, and one named ``-launched`` with the time of a step
@@ -41,8 +41,8 @@ from wattcast.measure.steady_state import SettlingRule, say
 
 PLAN = Path(__file__).with_name("training_plan.csv")
 SETTLE = SettlingRule(least_s=2.5, longest_s=4.0)
-LAUNCHED = 5  # steps that the host launches
-ROW_S, COMPILED_ROW_S, PROFILE_S = 9.0, 60.0, 5.0  # time kept back for one more of each
+LAUNCHED = 3  # steps that the host launches
+ROW_S, COMPILED_ROW_S, PROFILE_S = 9.0, 40.0, 5.0  # time kept back for one more of each
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ class TrainingRunSpec(ModelRunSpec):
         return str(self.plan["id"])
 
 
-def read_training_plan() -> list[TrainingRunSpec]:
-    """Read the planned rows in the order they are measured."""
+def read_training_plan(chosen: str = "", only: str = "") -> list[TrainingRunSpec]:
+    """Read planned rows in the order they are measured: of one set, or with a text in their names."""
     with PLAN.open(newline="", encoding="utf-8") as stream:
         rows = [{k: int(v) if v.isdigit() else v for k, v in row.items()} for row in csv.DictReader(stream)]
+    rows = [row for row in rows if chosen in ("", row["set"]) and only in row["id"]]
     return [TrainingRunSpec(row["model"], "train", row["batch"], row["seq"], plan=row) for row in rows]
 
 
@@ -73,7 +74,9 @@ def build_step(spec: TrainingRunSpec, device: str, dims: ModelDims) -> tuple[Bui
     given = []
     for _ in range(spec.plan["accumulation"]):
         tokens = torch.randint(1, dims.vocab, (spec.batch, int(spec.seq or 0)), device=device)
-        given.append({"input_ids": tokens, "labels": tokens.clone(), "use_cache": False})
+        given.append({"input_ids": tokens, "labels": tokens.clone()})
+        if dims.architecture != "bert":
+            given[-1]["use_cache"] = False
     return built, make_step(built.module, spec.plan, given)
 
 
@@ -96,10 +99,9 @@ def measure_row(bench: OperatorBench, spec: TrainingRunSpec, campaign: Campaign)
     return replace(row, stack=blank.stack, dtype=blank.dtype, parameters=built.parameters)
 
 
-def run_plan(out: Path, budget_s: float, only: str) -> None:
+def run_plan(specs: list[TrainingRunSpec], out: Path, budget_s: float) -> None:
     """Measure what of the plan is not on file yet, then profile it, within a budget of time."""
     began_s = time.monotonic()
-    specs = [spec for spec in read_training_plan() if only in spec.id]
     device = ModelDevice.open()
     with hold_folder(out), Sampler("nvml") as sampler:
         bench = OperatorBench.open(device, sampler, out, rule=SETTLE)
@@ -130,11 +132,9 @@ def profile_row(bench: OperatorBench, spec: TrainingRunSpec) -> ModelKernels:
     return profile_iteration(bench.gpu, spec.id, step, bench.run)
 
 
-def run_dry(only: str) -> None:
+def run_dry(specs: list[TrainingRunSpec]) -> None:
     """Run two small steps of every row on the CPU."""
-    for spec in read_training_plan():
-        if only not in spec.id:
-            continue
+    for spec in specs:
         dims = find_dims(spec.model)
         heads = max(dims.heads // 8, 1)
         sizes = {"heads": heads, "kv_heads": min(dims.kv_heads or heads, heads), "head_dim": 16, "vocab": 320}
@@ -150,13 +150,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("training-rows"), help="folder for the rows")
     parser.add_argument("--seconds", type=float, default=235.0, help="budget of time")
+    parser.add_argument("--set", default="", help="rows of this set (first or second), else of all")
     parser.add_argument("--only", default="", help="rows whose name has this text")
     parser.add_argument("--dry", action="store_true", help="small steps on the CPU, nothing is measured")
     options = parser.parse_args()
+    specs = read_training_plan(options.set, options.only)
     if options.dry:
-        run_dry(options.only)
+        run_dry(specs)
     else:
-        run_plan(options.out, options.seconds, options.only)
+        run_plan(specs, options.out, options.seconds)
 
 
 if __name__ == "__main__":

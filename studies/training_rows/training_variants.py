@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers.optimization import Adafactor
 
 try:
     import triton
@@ -268,23 +269,19 @@ def prepare_module(module: Any, plan: dict[str, Any]) -> None:
 
 def make_step(module: Any, plan: dict[str, Any], given: list[dict[str, Any]]) -> Callable[[], Any]:
     """Return a whole training step: every micro-batch of ``given`` forward and backward, then the optimiser."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    cuda = trained[0].is_cuda
-    optimiser: Any = (
-        BlockAdamW(trained)
-        if plan["optimizer"] == "adamw8bit"
-        else torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True, capturable=cuda)
-    )
+    optimisers = _make_optimisers(module, plan["optimizer"])
     narrow = [part for part in module.modules() if isinstance(part, Fp8Linear)]
     if plan["stack"] == "compiled":
-        _compile_parts(module, "inductor" if cuda else "aot_eager")
+        _compile_parts(module, "inductor" if given[0]["input_ids"].is_cuda else "aot_eager")
 
     def step() -> Any:
-        optimiser.zero_grad(set_to_none=True)
+        for optimiser in optimisers:
+            optimiser.zero_grad(set_to_none=True)
         for batch in given:
             loss = module(**batch).loss
             loss.backward()
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
         for part in narrow:
             part.cast_weight()
         return loss.detach()
@@ -292,11 +289,35 @@ def make_step(module: Any, plan: dict[str, Any], given: list[dict[str, Any]]) ->
     return step
 
 
+def _make_optimisers(module: Any, name: str) -> list[Any]:
+    """Return the optimisers of what is trained: Muon takes the matrices of layers and leaves the rest to AdamW."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if name == "adamw8bit":
+        return [BlockAdamW(trained)]
+    if name == "adafactor":
+        fixed = {"scale_parameter": False, "relative_step": False}  # no number of the GPU is read by the host
+        return [Adafactor(trained, lr=LEARNING_RATE, **fixed)]
+    others, optimisers = trained, []
+    if name == "muon":
+        layers, _ = _find_layers(module)
+        matrices = [p for p in layers.parameters() if p.requires_grad and p.ndim == 2]
+        known = {id(p) for p in matrices}
+        others = [p for p in trained if id(p) not in known]
+        optimisers = [torch.optim.Muon(matrices, lr=LEARNING_RATE)]
+    cuda = trained[0].is_cuda
+    return [*optimisers, torch.optim.AdamW(others, lr=LEARNING_RATE, fused=True, capturable=cuda)]
+
+
+def _find_layers(module: Any) -> tuple[Any, Any]:
+    """Return the layers of a decoder, and the norm after them."""
+    trunk = module.get_submodule(module.base_model_prefix)
+    return (trunk.h, trunk.ln_f) if hasattr(trunk, "h") else (trunk.layers, trunk.norm)
+
+
 def _compile_parts(module: Any, backend: str) -> None:
     """Compile layers, the last norm and the loss, each by itself: equal layers share their code."""
     torch._dynamo.config.recompile_limit = 64
-    trunk = module.get_submodule(module.base_model_prefix)
-    layers, norm = (trunk.h, trunk.ln_f) if hasattr(trunk, "h") else (trunk.layers, trunk.norm)
+    layers, norm = _find_layers(module)
     for part in (*layers, norm):
         part.compile(backend=backend)
     module.loss_function = torch.compile(module.loss_function, backend=backend)

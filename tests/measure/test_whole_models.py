@@ -134,7 +134,7 @@ def test_the_plan_has_the_rows_it_promises() -> None:
     assert sum(not spec.graph for spec in specs) >= 8  # what the host costs comes from these
 
 
-@pytest.mark.parametrize("name", sorted({spec.model for spec in read_model_plan()}))
+@pytest.mark.parametrize("name", sorted(row["model"] for row in building._table("models.csv")))
 def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
     dims, published = find_dims(name), catalogue.load_model(name).dims
     for field in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_positions"):
@@ -142,7 +142,7 @@ def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
             assert getattr(dims, field) == getattr(published, field), field
     if hasattr(published, "dim"):
         assert dims.head_dim == published.dim
-    if dims.architecture in ("gpt2", "qwen2", "llama", "qwen3"):
+    if hasattr(published, "tied"):
         assert dims.tied == published.tied
     if dims.architecture == "resnet":
         assert list(published.blocks) == building._RESNET_DEPTHS

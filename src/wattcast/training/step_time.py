@@ -29,6 +29,7 @@ from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
 from wattcast.training.training_strategy import (
     NVFP4_BIT,
+    STATE_BYTE,
     ExpertKernels,
     Optimizer,
     Recompute,
@@ -151,8 +152,6 @@ def cost_microbatches(
                 run = tuple(part for op in ops for part in _as_launched(op, recipe, gpu))
                 graphs.append(Graph(section.label, (Block(run, section.repeat),)))
     slower = recipe.attention_slowdown * (BLACKWELL_ATTENTION if gpu.architecture == "blackwell" else 1.0)
-    if recipe.graphs:
-        bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     found = iter(predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle))
     costs = []
     for work in works:
@@ -444,27 +443,64 @@ def _gradient_exchange_s(
 
 
 def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy) -> Graph:
-    """Return the optimiser's pass over the weights that one GPU updates: over weights, gradients and state.
+    """Return the optimiser's work on the weights that one GPU updates.
 
-    AdamW with fp32 masters reads gradient, master and two moments, and writes those but the gradient, and the weight.
-    Weights of fp8 products are written in fp8 as well, in both orders. Muon makes the moment of every matrix of the
-    layers orthogonal by five Newton-Schulz iterations X <- aX + (bA + cA²)X with A = XXᵀ: for m rows, m <= n columns,
-    4m²n + 2m³ operations each in bf16 [Jordan2024]. GPUs that share the state take a share of the matrices.
+    A fused optimiser passes once over weights, gradients and state: AdamW with fp32 masters reads gradient, master
+    and two moments, and writes those but the gradient, and the weight. Weights of fp8 products are written in fp8 as
+    well, in both orders. Muon updates the matrices of layers operator by operator, AdamW all else; Adafactor all
+    matrices so. GPUs that share the state take a share of the matrices.
     """
     whole = strategy.sharding is Sharding.NONE
-    experts = sum(section.expert_trained * section.repeat for section in work.sections)
-    shares = (work.trained - experts) / (1 if whole else strategy.dp * strategy.cp)
-    weights = max(int((shares + experts / (1 if whole else strategy.expert_dp)) / strategy.pp), 1)
+    copies = {False: 1 if whole else strategy.dp * strategy.cp, True: 1 if whole else strategy.expert_dp}
+    fused = dict.fromkeys(copies, 0)  # weights of one pass: those of experts are True
+    updates: list[Operator] = []
+    for section in work.sections:
+        fused[False] += (section.trained - section.expert_trained) * section.repeat
+        fused[True] += section.expert_trained * section.repeat
+        if recipe.optimizer is Optimizer.ADAFACTOR or (recipe.optimizer is Optimizer.MUON and section.is_layer):
+            for many, *sides in section.matrices:
+                fused[many > 1] -= many * sides[0] * sides[1] * section.repeat
+                times = max(round(many * section.repeat / strategy.pp / copies[many > 1]), 1)
+                updates += [replace(op, count=op.count * times) for op in _matrix_update(recipe, *sorted(sides))]
+    weights = max(int(sum(fused[of] / copies[of] for of in fused) / strategy.pp), 1)
     masters, byte = recipe.has_masters, recipe.dtype.byte
-    read = recipe.gradient_byte + recipe.state_byte + (0 if masters else byte)
-    written = recipe.state_byte + byte + recipe.narrow_byte
-    block = optimiser_block(weights, Dtype.FP32 if masters else recipe.dtype, read, written)
-    products: list[Operator] = []
-    for section in work.layers if recipe.optimizer is Optimizer.MUON else ():
-        for many, *sides in section.matrices:
-            m, n = min(sides), max(sides)
-            copies = 1 if whole else strategy.expert_dp if many > 1 else strategy.dp * strategy.cp
-            times = NEWTON_SCHULZ * max(round(many * section.repeat / strategy.pp / copies), 1)
-            sizes = ((m, m, n), (m, m, m), (m, n, m))
-            products += [Linear(*size, dtype=Dtype.BF16, count=times, label="newton-schulz") for size in sizes]
-    return Graph("optimiser", (block, Block(tuple(products), 1)) if products else (block,))
+    muon = recipe.optimizer is Optimizer.MUON
+    state_byte = (replace(recipe, optimizer=Optimizer.ADAMW) if muon else recipe).state_byte
+    read = recipe.gradient_byte + state_byte + (0 if masters else byte)
+    block = optimiser_block(
+        weights, Dtype.FP32 if masters else recipe.dtype, read, state_byte + byte + recipe.narrow_byte
+    )
+    return Graph("optimiser", (block, Block(tuple(updates), 1)) if updates else (block,))
+
+
+def _matrix_update(recipe: TrainingRecipe, m: int, n: int) -> list[Operator]:
+    """Return the operators that update a matrix of sides ``m`` <= ``n``, each a pass over its elements or a product.
+
+    Muon (``torch.optim.Muon``) updates the moment, makes it orthogonal by five Newton-Schulz iterations
+    X <- aX + (bA + cA²)X with A = XXᵀ, 4m²n + 2m³ operations each in bf16 [Jordan2024], and adds it to the weight.
+    Products that add to a matrix copy it first. Adafactor (``transformers.Adafactor``, without a first moment)
+    works in fp32: it squares the gradient, averages squares by rows and columns, divides the gradient by the root of
+    their product, clips by the norm, scales, and adds to the weight.
+    """
+    masters, grad, byte = recipe.has_masters, recipe.gradient_byte, recipe.dtype.byte
+    own = 4 if masters else byte
+
+    def walk(function: str, read: float, write: float, times: int = 1, size: int = m * n) -> Operator:
+        wide = max(read / (1 + (function == "add")), write) > 2
+        return Elementwise(
+            function, size, dtype=Dtype.FP32 if wide else recipe.dtype, read=int(size * read),
+            write=int(size * write), count=times, label="optimiser",
+        )  # fmt: skip
+
+    ops = [walk("cast", 4, byte + recipe.narrow_byte)] if masters or recipe.narrow else []
+    if recipe.optimizer is Optimizer.ADAFACTOR:
+        ops += [walk("cast", byte, 4, (grad < 4) + (not masters))] if grad < 4 or not masters else []
+        ops += [walk("scale", 4, 4, 5), walk("add", 8, 4, 2), walk("abs", 4, 0, 4), walk("fill", 0, 4)]
+        return ops if masters else [*ops, walk("cast", 4, byte)]
+    moment = STATE_BYTE[Optimizer.MUON] * own / 4
+    ops += [walk("add", grad + moment, moment), walk("add", grad + moment, grad), walk("abs", 2, 0)]
+    ops += [walk("cast", grad, 2)] if grad > 2 else []
+    ops += [walk("scale", 2, 2), walk("scale", own, own), walk("add", own + 2, own)]
+    ops += [walk("copy", 2, 2, NEWTON_SCHULZ), walk("copy", 2, 2, NEWTON_SCHULZ, m * m)]
+    sizes = ((m, m, n), (m, m, m), (m, n, m))
+    return [*ops, *(Linear(*of, dtype=Dtype.BF16, count=NEWTON_SCHULZ, label="newton-schulz") for of in sizes)]

@@ -243,6 +243,8 @@ def train(
         lora_rank=lora,
         base_bits=base_bits,
     )
+    if graphs:
+        fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=0.0))
     if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in (chip.pipes.tensor_flop_per_cycle or {}):
         raise bad_value("dtype", f"a format the {chip.name} multiplies, such as fp8 or bf16", f"{dtype} (fp4)")
     length = _sequence_length(spec, seq)

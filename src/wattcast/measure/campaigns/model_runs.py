@@ -117,6 +117,10 @@ def _table(name: str) -> tuple[dict[str, str], ...]:
 
 _IMAGE, _CLASSES = 224, 1000
 _RESNET_DEPTHS = [3, 4, 6, 3]
+_CLASSES_OF = {
+    "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "llama": "Llama", "mistral": "Mistral",
+    "gemma": "Gemma", "phi3": "Phi3", "smollm3": "SmolLM3",
+}  # fmt: skip
 LEARNING_RATE = 1e-6  # weights hardly move over a row, so that every iteration sees the same kind of data
 
 
@@ -243,14 +247,19 @@ def _config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any
         case "resnet":
             depths = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
             return transformers.ResNetConfig(depths=depths, num_labels=_CLASSES), "ResNetForImageClassification"
-    name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}[dims.architecture]
+        case "opt":
+            own = {"ffn_dim": dims.intermediate, "word_embed_proj_dim": dims.hidden, "vocab_size": dims.vocab}
+            return transformers.OPTConfig(**sizes, **own), "OPTForCausalLM"
+    name = _CLASSES_OF[dims.architecture]
     config = getattr(transformers, f"{name}Config")(
         **sizes,
-        **({"head_dim": dims.head_dim} if name == "Qwen3" else {}),
+        **({"head_dim": dims.head_dim} if name.startswith("Qwen3") else {}),
+        **({"norm_topk_prob": True} if name == "Qwen3Moe" else {}),
         num_key_value_heads=dims.kv_heads,
         vocab_size=dims.vocab,
         max_position_embeddings=dims.max_positions,
         tie_word_embeddings=dims.tied,
+        pad_token_id=None,
     )
     return config, f"{name}ForCausalLM"
 
