@@ -4,7 +4,7 @@ import math
 import tempfile
 from pathlib import Path
 
-from wattcast.manage import replay_tables
+from wattcast.manage import policy_comparison
 from wattcast.manage.policies import PolicyName, PolicySetup
 from wattcast.manage.policy_comparison import compare_policies
 
@@ -23,7 +23,7 @@ for name, share in (("waits", 0.1), ("computes", 0.95)):
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "table.csv"
     path.write_text("\n".join(lines) + "\n")
-    plants = replay_tables.read_replay_tables(path, iterations=100, default="1200/3505")
+    plants = policy_comparison.read_replay_tables(path, iterations=100, default="1200/3505")
 
 comparison = compare_policies(plants, PolicySetup())
 for outcome in comparison.for_policy(PolicyName.HARMONIA):

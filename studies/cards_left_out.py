@@ -24,7 +24,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.card_spread import (
+from wattcast.fit.database_fit import (
     KIND_OF_QUANTITY,
     PLANNED,
     RowOrigins,
@@ -32,8 +32,8 @@ from wattcast.fit.card_spread import (
     compare_cards,
     drop_origins,
     load_origins,
+    one_thread,
 )
-from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import (
     INTERVAL_LEVEL,
     analyse_rows,

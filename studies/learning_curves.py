@@ -25,8 +25,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.card_spread import ALL_FAMILIES, KIND_OF_QUANTITY, load_origins, repeat_log_ratios
-from wattcast.fit.database_fit import one_thread
+from wattcast.fit.database_fit import ALL_FAMILIES, KIND_OF_QUANTITY, load_origins, one_thread, repeat_log_ratios
 from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures, shape_name

@@ -15,8 +15,7 @@ import numpy as np
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.card_spread import KIND_OF_QUANTITY
-from wattcast.fit.database_fit import one_thread
+from wattcast.fit.database_fit import KIND_OF_QUANTITY, one_thread
 from wattcast.fit.held_out import (
     INTERVAL_LEVEL,
     LEAST_KINDS,

@@ -18,7 +18,7 @@ from wattcast.hardware import Gpu
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure, save_figure
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.host_times import EngineRecords, load_engine_records
-from wattcast.validate.serving_checks import is_held_out, serve_again, tabulate_engine
+from wattcast.validate.model_checks import is_held_out, serve_again, tabulate_engine
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")
 

@@ -30,7 +30,7 @@ from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.prediction import Prediction
 from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
-from wattcast.validate.ledger_figures import DOT, OURS, describe_rows, is_random_kind
+from wattcast.validate.ledger import DOT, OURS, describe_rows, is_random_kind
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
 

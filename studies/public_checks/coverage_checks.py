@@ -42,7 +42,7 @@ from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.uncertainty import compute_interval, find_unmeasured, kernel_log_ends, widen_log_ends
 from wattcast.serving.host_times import COMPILED, load_engine_records
 from wattcast.validate.ledger import Tell
-from wattcast.validate.serving_checks import load_measured_model
+from wattcast.validate.model_checks import load_measured_model
 from wattcast.workload.graph import Block, Graph
 
 UNCAPPED_W = 1e9  # a power limit that no card reaches

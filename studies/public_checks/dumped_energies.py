@@ -19,8 +19,12 @@ from wattcast.core.strict_files import read_bytes
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.gpuwattch.architecture import read_architecture
 from wattcast.gpuwattch.bottom_up.chip_model import list_chip_parts
-from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
-from wattcast.gpuwattch.energy_checks import EnergyRatio, make_ratio_row
+from wattcast.gpuwattch.bottom_up.event_energies import (
+    EnergyRatio,
+    energies_of_architecture,
+    make_energy_table,
+    make_ratio_row,
+)
 from wattcast.gpuwattch.energy_table import read_energies, with_coalescer
 from wattcast.report.figure_style import add_caption, new_axes
 

@@ -26,7 +26,7 @@ from wattcast.microbench.microbench_results import MicroRow, read_shipped_result
 from wattcast.microbench.tuning import MOST_WARPS, WARPS, TuningAdvice, TuningReport, tune_export
 from wattcast.microbench.unit_work import KernelProfile
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.power.saved_models import load_saved_model
+from wattcast.power.power_model import load_saved_model
 
 NO_CHANGE = 0.03  # a change of time below this counts as none
 ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data near by one word

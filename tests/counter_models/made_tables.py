@@ -9,7 +9,7 @@ import numpy as np
 
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.hardware import OperatingPoint
-from wattcast.power import saved_models
+from wattcast.power import power_model
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
 from wattcast.power.power_model import event_intensity
@@ -62,7 +62,7 @@ def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, 
 
 def tegra_table() -> tuple[CounterTable, HybridRail]:
     """Rows the published Tegra K1 model would draw: idle, each event alone, eight mixtures, at 30 clock pairs."""
-    model = saved_models.load_saved_model(Path("tegra-k1")).model
+    model = power_model.load_saved_model(Path("tegra-k1")).model
     names = model.required_events
     rail_of = {e: rail for r, rail in zip(model.rails, ("core", "memory", "host"), strict=True) for e in r.event_f}
     rng = np.random.default_rng(11)

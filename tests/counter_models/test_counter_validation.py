@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from studies.multimedia_figures import RAIL_PARTS
 
 from wattcast.cli.main import main
-from wattcast.cli.measure_bridges import prepare_estimate
+from wattcast.cli.measure_commands import prepare_estimate
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import database_folder, read_lines
@@ -28,7 +28,7 @@ from wattcast.counter_models.counter_validation import (
 from wattcast.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics, make_table_lines
 from wattcast.counter_models.two_rails import RailsFit, shipped_fit, table_activity
 from wattcast.microbench.benchmark_suite import list_benchmarks
-from wattcast.power import saved_models
+from wattcast.power import power_model
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,8 @@ def test_costs_are_identified(fit: RailsFit) -> None:
 
 def test_the_shipped_model_is_the_fit_of_the_shipped_rows(fit: RailsFit) -> None:
     """A new V(f) in the bundle moves costs a little; fit it anew where this fails (docs/method/counters.md)."""
-    shipped = saved_models.load_saved_model(Path("h200"))
-    assert "h200" in saved_models.shipped_models()
+    shipped = power_model.load_saved_model(Path("h200"))
+    assert "h200" in power_model.shipped_models()
     assert shipped.model.required_events == fit.model.required_events
     activity = table_activity(fit.table, fit.model.required_events)
     known = fit.train | fit.test
@@ -118,12 +118,12 @@ def test_the_second_round_was_used_as_decided_beforehand(fit: RailsFit) -> None:
 
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(BadInput, match=r"h200 or tegra-k1, which ship, got .h2000"):
-        saved_models.load_saved_model(Path("h2000"))
+        power_model.load_saved_model(Path("h2000"))
 
 
-@pytest.mark.parametrize("name", [*saved_models.shipped_models(), "Tegra K1"])
+@pytest.mark.parametrize("name", [*power_model.shipped_models(), "Tegra K1"])
 def test_every_model_that_ships_loads_by_its_name(name: str) -> None:
-    saved = saved_models.load_saved_model(Path(name))
+    saved = power_model.load_saved_model(Path(name))
     assert saved.model.required_events
     assert saved.provenance.source
 
@@ -189,9 +189,7 @@ def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
     said = json.loads(out)
     assert said["leaning"] == fit.leaning
     assert {what: error for what, _, error in said["errors"]}["never trained on, multimedia"] <= 3.0
-    assert saved_models.load_saved_model(model).model.to_plain()["base_w"] == pytest.approx(
-        fit.model.base_w, rel=1e-9
-    )
+    assert power_model.load_saved_model(model).model.to_plain()["base_w"] == pytest.approx(fit.model.base_w, rel=1e-9)
     assert {path.stem for path in figures.glob("*.png")} == set(make_rails_figures(fit))
     code, out = run("lab", "fit", "counters", str(table), "--columns", "h200")
     assert code == 0

@@ -13,7 +13,7 @@ from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.counter_models.gpmtool_files import read_dcgm_table
-from wattcast.measure.power_logs import read_power_log
+from wattcast.measure.energy_samples import read_power_log
 
 FIELDS = {
     "POWER": "DCGM_FI_DEV_POWER_USAGE",

@@ -13,7 +13,7 @@ import yaml
 from made_tables import activity_of, made_table, truth
 from numpy.testing import assert_allclose
 
-from wattcast.cli.counter_commands import fit_counters_command
+from wattcast.cli.fit_commands import fit_counters_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.counter_models import counter_figures
@@ -27,7 +27,7 @@ from wattcast.counter_models.counter_fit import (
 from wattcast.counter_models.launch_power import CounterBook, KernelLaunch, LaunchKey, estimate_launch_power
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.hardware import OperatingPoint
-from wattcast.power import saved_models
+from wattcast.power import power_model
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.predictor.prediction_json import encode_json
 
@@ -114,7 +114,7 @@ def test_the_saved_model_is_readable_and_predicts(files: tuple[Path, Path], tmp_
         files[0], "--columns", files[1], "--folds", 3, "--model", "hybrid_rail", "--out", path, "--no-advice"
     )
     assert "hybrid_rail" in out
-    back = saved_models.load_saved_model(path)
+    back = power_model.load_saved_model(path)
     assert yaml.safe_load(path.read_text())["kind"] == "hybrid_rail"
     assert back.error_percent["held out by benchmark"] < 2.0
     clean = made_table(0.0, floored=True)
@@ -161,7 +161,7 @@ def test_costs_show_every_coefficient(result: CounterFit) -> None:
 
 
 def test_power_over_time_stacks_to_the_total() -> None:
-    model = saved_models.load_saved_model(Path("tegra-k1")).model
+    model = power_model.load_saved_model(Path("tegra-k1")).model
     key = LaunchKey("dct", (1, 1, 1), (1, 1, 1))
     book = CounterBook().with_pass(key, dict.fromkeys(model.required_events, 1000000.0))
     at = OperatingPoint(clock_hz=852e6, memory_clock_hz=924e6)
@@ -176,7 +176,7 @@ def test_power_over_time_stacks_to_the_total() -> None:
 
 def test_idle_planes_of_the_tegra_k1() -> None:
     """Figure 5: with the GPU off the core clock does not matter; on, it costs clock power that grows with V²f."""
-    model = saved_models.load_saved_model(Path("tegra-k1")).model
+    model = power_model.load_saved_model(Path("tegra-k1")).model
     core, memory = np.meshgrid([72e6, 396e6, 852e6], [204e6, 924e6], indexing="ij")
     at = OperatingPoint(clock_hz=core[..., np.newaxis], memory_clock_hz=memory[..., np.newaxis])
     names = model.required_events
@@ -203,14 +203,14 @@ def test_json_never_holds_nan(result: CounterFit) -> None:
 
 
 def test_the_model_file_round_trips_and_refuses_damage(result: CounterFit) -> None:
-    text = saved_models.encode_model(make_saved_model(result, "made", "a device"))
-    back = saved_models.parse_saved_model(text, "m.yaml")
-    assert saved_models.encode_model(back) == text
+    text = power_model.encode_model(make_saved_model(result, "made", "a device"))
+    back = power_model.parse_saved_model(text, "m.yaml")
+    assert power_model.encode_model(back) == text
     with pytest.raises(BadInput, match=r"m.yaml: format"):
-        saved_models.parse_saved_model(text.replace(b"format: 1", b"format: 9"), "m.yaml")
+        power_model.parse_saved_model(text.replace(b"format: 1", b"format: 9"), "m.yaml")
     with pytest.raises(UnknownName, match="hybrid_rail"):
-        saved_models.parse_saved_model(text.replace(b"kind: hybrid_rail", b"kind: hybrid"), "m.yaml")
+        power_model.parse_saved_model(text.replace(b"kind: hybrid_rail", b"kind: hybrid"), "m.yaml")
     with pytest.raises(BadInput, match=r"m.yaml: model"):
-        saved_models.parse_saved_model(text.replace(b"base_w", b"bose_w"), "m.yaml")
+        power_model.parse_saved_model(text.replace(b"base_w", b"bose_w"), "m.yaml")
     with pytest.raises(BadInput, match=r"m.yaml"):
-        saved_models.parse_saved_model(text.replace(b"int_busy_cycle", b"int_bisy_cycle"), "m.yaml")
+        power_model.parse_saved_model(text.replace(b"int_busy_cycle", b"int_bisy_cycle"), "m.yaml")

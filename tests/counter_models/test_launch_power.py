@@ -18,7 +18,7 @@ from wattcast.counter_models.launch_power import (
     save_counter_book,
 )
 from wattcast.hardware import OperatingPoint
-from wattcast.power import saved_models
+from wattcast.power import power_model
 from wattcast.power.rate_power import RatePower
 
 MODEL = RatePower(10.0, {"int_instruction": 1e-9, "l2_read_sector": 1e-8})
@@ -83,7 +83,7 @@ def test_kernels_without_counters_are_left_out_not_counted_as_idle() -> None:
 
 def test_what_goes_on_beside_the_kernels_is_given_as_background() -> None:
     """The Tegra K1 model needs the host's cycles, which no kernel counter shows."""
-    model = saved_models.load_saved_model(Path("tegra-k1")).model
+    model = power_model.load_saved_model(Path("tegra-k1")).model
     seen = {event: 1e6 for event in model.required_events if not event.startswith("host")}
     filled = CounterBook().with_pass(DCT, seen)
     at = OperatingPoint(clock_hz=852e6, memory_clock_hz=924e6)

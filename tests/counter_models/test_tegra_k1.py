@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from wattcast.hardware import OperatingPoint
-from wattcast.power import saved_models
+from wattcast.power import power_model
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.hybrid_rail import HybridRail
 
@@ -19,7 +19,7 @@ TOP = OperatingPoint(clock_hz=852e6, memory_clock_hz=924e6)
 
 @pytest.fixture(scope="module")
 def model() -> HybridRail:
-    return saved_models.load_saved_model(Path("Tegra K1")).model
+    return power_model.load_saved_model(Path("Tegra K1")).model
 
 
 def one_second(model: HybridRail, at: OperatingPoint = TOP, **events: float) -> dict[str, float]:
@@ -107,7 +107,7 @@ def test_fp64_costs_three_times_fp32(model: HybridRail) -> None:
 
 
 def test_the_preset_states_its_source_and_errata() -> None:
-    tegra = saved_models.load_saved_model(Path("tk1"))
+    tegra = power_model.load_saved_model(Path("tk1"))
     assert len(tegra.notes) == 3
     assert "16 bytes" in tegra.notes[0]
     assert "Tables 1 and 3" in tegra.provenance.source

@@ -20,7 +20,7 @@ from wattcast.counter_models.two_rails import (
     split_rows,
     table_activity,
 )
-from wattcast.power import saved_models
+from wattcast.power import power_model
 
 CORE_J = np.array([4e-10, 6e-10])
 DRAM_J, MEMORY_W, BASE_W, CLOCK_J = 5e-11, 50.0, 10.0, 3.5e-8
@@ -98,8 +98,8 @@ def test_the_model_predicts_what_the_fit_predicts(change: Callable[[CounterTable
     fit = fit_rails(change(two_rail_table()))
     power = fit.model.power(table_activity(fit.table, fit.model.required_events))
     assert_allclose(power.total_w, fit.predicted_w, rtol=1e-9)
-    back = saved_models.parse_saved_model(
-        saved_models.encode_model(make_saved_rails(fit, "made", "a device")), "made.yaml"
+    back = power_model.parse_saved_model(
+        power_model.encode_model(make_saved_rails(fit, "made", "a device")), "made.yaml"
     )
     assert back.model.to_plain() == fit.model.to_plain()
     assert back.error_percent.keys() == {what.replace(",", "") for what, _, _ in rails_fit_to_plain(fit)["errors"]}

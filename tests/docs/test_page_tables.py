@@ -36,7 +36,7 @@ ENERGIES = "method/component-energies.md"
 
 
 def test_energies_of_the_h200_beside_fitted_ones() -> None:
-    from wattcast.gpuwattch.energy_checks import fitted_ratios
+    from wattcast.gpuwattch.bottom_up.event_energies import fitted_ratios
 
     found = {row.name: row for row in fitted_ratios("h200")}
     shown = table(ENERGIES, "| event | ours pJ |")

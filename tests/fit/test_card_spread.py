@@ -10,17 +10,17 @@ import pytest
 from studies.learning_curves import measurement_noise
 
 from wattcast.core.errors import UnknownName, WattcastError
-from wattcast.fit import card_spread, kernel_rows
-from wattcast.fit.card_spread import (
+from wattcast.fit import database_fit, kernel_rows
+from wattcast.fit.database_fit import (
     CardComponents,
     CardShift,
     RowOrigins,
     combine_spread,
     load_origins,
     residual_shifts,
+    shipped_held_out,
     variance_components,
 )
-from wattcast.fit.database_fit import shipped_held_out
 from wattcast.fit.kernel_rows import KernelRows, on_random_data
 from wattcast.hardware import load_gpu
 from wattcast.predictor import api
@@ -75,7 +75,7 @@ def on_cards(
         base.source,
         base.card,
     )
-    return made, RowOrigins(tuple(names), tuple(names), (card_spread.PLANNED,) * len(names))
+    return made, RowOrigins(tuple(names), tuple(names), (database_fit.PLANNED,) * len(names))
 
 
 def test_components_are_found_again(rows: KernelRows) -> None:

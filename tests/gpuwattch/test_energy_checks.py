@@ -15,8 +15,12 @@ from studies.public_checks.dumped_energies import (
 )
 
 from wattcast.gpuwattch.architecture import read_architecture
-from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture
-from wattcast.gpuwattch.energy_checks import EnergyRatio, fitted_ratios, make_energy_rows
+from wattcast.gpuwattch.bottom_up.event_energies import (
+    EnergyRatio,
+    energies_of_architecture,
+    fitted_ratios,
+    make_energy_rows,
+)
 
 
 @pytest.fixture(scope="module")

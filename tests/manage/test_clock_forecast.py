@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wattcast.core.errors import BadInput
-from wattcast.manage import clock_forecast, replay_tables
+from wattcast.manage import clock_forecast, policy_comparison
 from wattcast.manage.clock_forecast import ClockCurves
 from wattcast.manage.plants import KnobRole
 from wattcast.manage.policies import PolicyName, PolicySetup
@@ -137,7 +137,7 @@ def test_a_slowdown_bound_holds_on_the_path_to_dram() -> None:
 
 def test_the_knee_is_the_titan_x_s(reference: Path) -> None:
     """Microbenchmarks that follow the memory clock: their time over the core clock gives the knee to a percent."""
-    (tables,) = replay_tables.read_replay_tables(reference / "titanx" / "micro_time_power_by_clock.csv")
+    (tables,) = policy_comparison.read_replay_tables(reference / "titanx" / "micro_time_power_by_clock.csv")
     core_hz, memory_hz = (np.array(knob.levels) for knob in tables.lattice.knobs)
     time_s = tables.time_s.reshape(len(tables.kernels), len(core_hz), len(memory_hz))
     follows = -np.log(time_s[:, -1, -1] / time_s[:, -1, -2]) / np.log(memory_hz[-1] / memory_hz[-2])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattcast.manage import clock_forecast, hd7970, replay_tables, sensitivity_model
+from wattcast.manage import clock_forecast, hd7970, policy_comparison, sensitivity_model
 from wattcast.manage.plants import MeasurementNoise
 from wattcast.manage.policies import PolicyName, PolicySetup
 from wattcast.manage.policy_comparison import (
@@ -100,7 +100,7 @@ def test_sensitivity_predictors_are_about_as_good_as_the_papers() -> None:
 
 @pytest.fixture(scope="module")
 def titan_x(reference: Path) -> list:
-    return replay_tables.read_replay_tables(
+    return policy_comparison.read_replay_tables(
         reference / "titanx" / "real_time_power_by_clock.csv", default="1164/3505"
     )
 
@@ -129,8 +129,10 @@ def test_titan_x_with_one_percent_noise(titan_x: list) -> None:
 
 @pytest.fixture(scope="module")
 def a100(reference: Path) -> list:
-    tables = replay_tables.read_replay_tables(reference / "energaizer" / "measurements" / "a100_pcie_40gb_dvfs.csv")
-    return replay_tables.leave_out_applications(tables, A100_LEFT_OUT)
+    tables = policy_comparison.read_replay_tables(
+        reference / "energaizer" / "measurements" / "a100_pcie_40gb_dvfs.csv"
+    )
+    return policy_comparison.leave_out_applications(tables, A100_LEFT_OUT)
 
 
 def predictive(a100: list, reference: Path, objective: Objective) -> PolicyComparison:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import BadInput
-from wattcast.manage import replay_tables
+from wattcast.manage import policy_comparison
 
 ROW = "{m},{c},{t},{p},{e}"
 
@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_blocks_are_applications_and_a_block_without_a_name_is_one_too(table: Path) -> None:
-    (tables,) = replay_tables.read_replay_tables(table, default="1164/3505")
+    (tables,) = policy_comparison.read_replay_tables(table, default="1164/3505")
     assert list(tables.applications) == ["one", "two", "two#2"]
     assert tables.lattice.shape == (5, 2)
     assert tables.lattice.level_values(tables.default) == (1164e6, 3505e6)
@@ -40,14 +40,14 @@ def test_blocks_are_applications_and_a_block_without_a_name_is_one_too(table: Pa
 
 @pytest.mark.parametrize("default", ["1164/3505", "3505/1164", "1164 MHz/3505 MHz", "1.164GHz/3.505GHz"])
 def test_the_default_may_be_written_in_any_order_and_unit(table: Path, default: str) -> None:
-    (tables,) = replay_tables.read_replay_tables(table, default=default)
+    (tables,) = policy_comparison.read_replay_tables(table, default=default)
     assert tables.default == tables.lattice.top
 
 
 @pytest.mark.parametrize("default", ["1200/3505", "x", "1/2/3", ""])
 def test_a_default_that_is_not_in_the_table_is_refused(table: Path, default: str) -> None:
     with pytest.raises(BadInput, match="default"):
-        replay_tables.read_replay_tables(table, default=default)
+        policy_comparison.read_replay_tables(table, default=default)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def test_broken_tables_are_refused_with_a_reason(tmp_path: Path, text: str, word
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(BadInput, match=words):
-        replay_tables.read_replay_tables(path)
+        policy_comparison.read_replay_tables(path)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_bytes(b"\xff\xfe\x00binary")
     with pytest.raises(BadInput, match="UTF-8"):
-        replay_tables.read_replay_tables(path)
+        policy_comparison.read_replay_tables(path)
 
 
 def test_runs_with_the_clock_in_their_names(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     rows = [f"net_b1_freq{c}_iter10.csv,{0.5 + c / 2000},{1e4 / c},{c},60" for c in (510, 900, 1410)]
     path.write_text("workload,energy,time,avg_freq,temp\n" + "\n".join(rows) + "\n")
-    (tables,) = replay_tables.read_replay_tables(path)
+    (tables,) = policy_comparison.read_replay_tables(path)
     assert tables.lattice.shape == (3,)
     assert list(tables.applications) == ["net_b1"]
     assert tables.power_w[0, 1] == pytest.approx((0.5 + 0.45) / (1e4 / 900 * 1e-3))
@@ -96,7 +96,7 @@ def test_runs_with_the_clock_in_their_names(tmp_path: Path) -> None:
 def test_a_core_clock_without_all_memory_clocks_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("\n".join(block("app").splitlines()[:-1]) + "\n")
-    (tables,) = replay_tables.read_replay_tables(path)
+    (tables,) = policy_comparison.read_replay_tables(path)
     assert tables.lattice.shape == (4, 2)
 
 
@@ -108,13 +108,13 @@ def test_applications_measured_at_other_clocks_are_plants_of_their_own(tmp_path:
         for c in cs
     ]
     path.write_text("workload,energy,time,avg_freq,temp\n" + "\n".join(rows) + "\n")
-    assert [t.lattice.count for t in replay_tables.read_replay_tables(path)] == [3, 2]
+    assert [t.lattice.count for t in policy_comparison.read_replay_tables(path)] == [3, 2]
 
 
 def test_leaving_out_what_is_not_there_is_a_mistake(table: Path) -> None:
-    plants = replay_tables.read_replay_tables(table)
-    assert [list(t.applications) for t in replay_tables.leave_out_applications(plants, ["two"])] == [["one"]]
+    plants = policy_comparison.read_replay_tables(table)
+    assert [list(t.applications) for t in policy_comparison.leave_out_applications(plants, ["two"])] == [["one"]]
     with pytest.raises(BadInput, match="Closest"):
-        replay_tables.leave_out_applications(plants, ["onee"])
+        policy_comparison.leave_out_applications(plants, ["onee"])
     with pytest.raises(BadInput, match="left"):
-        replay_tables.leave_out_applications(plants, ["one", "two"])
+        policy_comparison.leave_out_applications(plants, ["one", "two"])

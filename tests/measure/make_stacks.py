@@ -19,9 +19,9 @@ from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.program import ADAMW_ALIGNMENT, ADAMW_ELEMENTS_PER_LAUNCH
 from wattcast.workload.readers import load_workload
 from wattcast.workload.readers.from_json import operator_to_plain
-from wattcast.workload.tracing.program import ADAMW_ALIGNMENT, ADAMW_ELEMENTS_PER_LAUNCH
 
 FILE = Path(measured.__file__).parent / "stacks.jsonl"
 SIZES = (

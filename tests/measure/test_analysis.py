@@ -25,7 +25,7 @@ from wattcast.measure.database_files import (
 )
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import Measurement, ModelTerm, RunFigures, compare_run, compare_with_prediction
-from wattcast.measure.power_sensor import describe_sensor
+from wattcast.measure.sampler import describe_sensor
 from wattcast.measure.steady_state import SettlingRule, find_settled_window
 
 CAPPED = DATA / "h200_capped.npz"  # an H200 under a linear layer of 16384 x 4096 x 1024, bf16, after a convolution

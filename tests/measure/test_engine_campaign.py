@@ -21,8 +21,8 @@ from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
 from wattcast.core.errors import BadInput, CannotWrite, UnknownName, WattcastError
 from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.measure.__main__ import main
-from wattcast.measure.engine import engine_campaign
-from wattcast.measure.engine.engine_campaign import (
+from wattcast.measure.campaigns import engine_campaign
+from wattcast.measure.campaigns.engine_campaign import (
     MAX_BATCHED_TOKENS,
     STEP_POINTS,
     EngineModel,
@@ -35,7 +35,7 @@ from wattcast.measure.engine.engine_campaign import (
     request_campaign,
     run_engine_campaign,
 )
-from wattcast.measure.engine.engine_session import (
+from wattcast.measure.campaigns.engine_session import (
     EngineSession,
     ServedRequest,
     compute_percentiles,
@@ -45,7 +45,7 @@ from wattcast.measure.engine.engine_session import (
     measure_traffic,
     summarise_requests,
 )
-from wattcast.measure.engine.engine_steps import (
+from wattcast.measure.campaigns.engine_steps import (
     EngineBench,
     StepRecorder,
     measure_idle_engine,
@@ -325,7 +325,7 @@ def test_a_model_that_was_broken_off_is_told_by_the_exit_code(tmp_path: Path, mo
 def test_an_engine_with_experts_gets_weights_that_tell_tokens_apart(tmp_path: Path, monkeypatch) -> None:
     """Dummy weights send all tokens to the same experts: the last steps and the traffic run without them."""
     point = StepPoint(batch=8, context=256, normal_weights=True)
-    monkeypatch.setattr("wattcast.measure.engine.engine_session.NORMAL_POINTS", (point,))
+    monkeypatch.setattr("wattcast.measure.campaigns.engine_session.NORMAL_POINTS", (point,))
     session = session_of(EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3))
     session.model = replace(MODEL, config=dict(MODEL.config) | {"num_experts": 8})
     session.fill_weights = lambda: 1

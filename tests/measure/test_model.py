@@ -24,8 +24,8 @@ from wattcast.counter_models.launch_power import (
     read_launches,
     save_counter_book,
 )
+from wattcast.power.power_model import SavedModel, save_model
 from wattcast.power.rate_power import RatePower
-from wattcast.power.saved_models import SavedModel, save_model
 
 # A program of kernels of 1 ms every 2 ms for 1.5 s, which writes the trace a profiler would.
 TRACED = """

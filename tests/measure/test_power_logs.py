@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import BadInput
-from wattcast.measure.power_logs import read_power_log
+from wattcast.measure.energy_samples import read_power_log
 
 ORIN = (  # NVIDIA, Appendix TegraStats; a line of an AGX Orin is in GDWR/jetson_exporter, issue 14
     "04-11-2025 10:36:{s:02d} RAM 4321/62801MB (lfb 1759x4MB) SWAP 19/31400MB (cached 0MB) CPU [0%@729,off] "

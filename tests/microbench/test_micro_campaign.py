@@ -14,7 +14,7 @@ from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import row_to_plain
 from wattcast.core.strict_files import convert_plain
 from wattcast.measure.__main__ import main
-from wattcast.microbench import unit_counters
+from wattcast.microbench import unit_work
 from wattcast.microbench.benchmark_kernels import DeviceBench, fill_pattern, read_stamps
 from wattcast.microbench.benchmark_suite import list_benchmarks
 from wattcast.microbench.microbench_results import MicroRow
@@ -135,7 +135,7 @@ def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, row
     ],
 )
 def test_bad_input_is_a_sentence(tmp_path: Path, arguments, said: str, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(unit_counters.shutil, "which", lambda name: None)
+    monkeypatch.setattr(unit_work.shutil, "which", lambda name: None)
     code = main([str(tmp_path / "out") if part == "x" else part for part in arguments])
     assert code != 0
     assert said in capsys.readouterr().err
@@ -201,7 +201,7 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
         '"0","1","fp32_fma","400,000","700000","1"',
         '"1","1","media_rotate(const unsigned char *)","n/a","5",""',
     ]
-    fma, rotate = unit_counters.read_unit_table(lines)
+    fma, rotate = unit_work.read_unit_table(lines)
     assert fma == {
         "id": "fp32_fma",
         "kernel": "fp32_fma",
@@ -215,14 +215,14 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
 def test_a_kernel_that_has_changed_is_counted_again(tmp_path: Path) -> None:
     path = tmp_path / "microbench_counters.jsonl"
     path.write_text('{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_mul","metrics":{}}\n{"id":"rotate","metrics":{}}\n')
-    assert unit_counters.read_counted_ids(tmp_path) == {"fp32_mul", "rotate"}
+    assert unit_work.read_counted_ids(tmp_path) == {"fp32_mul", "rotate"}
     with path.open("a") as stream:
         stream.write('{"id":"fp32_fma","version":2,"metrics":{}}\n')
-    assert unit_counters.read_counted_ids(tmp_path) == {"fp32_mul", "rotate", "fp32_fma"}
+    assert unit_work.read_counted_ids(tmp_path) == {"fp32_mul", "rotate", "fp32_fma"}
 
 
 def test_what_was_counted_before_is_counted_last() -> None:
-    ordered = [b.name for b in unit_counters.order_benchmarks(list_benchmarks(), {"int32_add", "dram_copy_bulk"})]
+    ordered = [b.name for b in unit_work.order_benchmarks(list_benchmarks(), {"int32_add", "dram_copy_bulk"})]
     assert ordered[-2:] == ["int32_add", "dram_copy_bulk"]
     assert ordered.index("icache_12288") < ordered.index("dram_copy_whole")  # one of several ways to the same end
 

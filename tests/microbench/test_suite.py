@@ -11,8 +11,8 @@ from stand_in_machine import compiled, disassembled
 
 from wattcast.core.errors import UnknownName
 from wattcast.measure.cuda_device import CudaError, compile_cubin
+from wattcast.microbench.arithmetic_units import RING_FACTOR, RING_STEP
 from wattcast.microbench.benchmark_suite import MIXES, find_benchmarks, list_benchmarks
-from wattcast.microbench.latency_units import RING_FACTOR, RING_STEP
 from wattcast.microbench.memory_units import words_of_conflict
 from wattcast.microbench.unit_source import Benchmark, BenchUnit, interleave_steps
 

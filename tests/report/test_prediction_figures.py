@@ -27,7 +27,7 @@ from wattcast.report.prediction_figures import (
     draw_figure,
     label_views,
 )
-from wattcast.validate.ledger_figures import HELD_OUT_QUANTITIES, draw_held_out
+from wattcast.validate.ledger import HELD_OUT_QUANTITIES, draw_held_out
 from wattcast.workload.model_options import ModelOptions
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from studies.cards_left_out import CLASSES, SMALL, Counted, Judged, _said, counted, left_out_together
 
-from wattcast.fit import card_spread, kernel_rows
-from wattcast.fit.card_spread import (
+from wattcast.fit import database_fit, kernel_rows
+from wattcast.fit.database_fit import (
     KIND_OF_QUANTITY,
     RowOrigins,
     check_left_out_cards,
@@ -133,7 +133,7 @@ def two_levels(rows: KernelRows, count: int, core: float, memory: float, seed: i
         base.source,
         base.card,
     )
-    return made, RowOrigins(tuple(names), tuple(names), (card_spread.PLANNED,) * len(names))
+    return made, RowOrigins(tuple(names), tuple(names), (database_fit.PLANNED,) * len(names))
 
 
 def test_two_levels_of_a_card_are_found_as_one_spread(rows: KernelRows) -> None:

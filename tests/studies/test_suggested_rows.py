@@ -7,7 +7,7 @@ import pytest
 from studies.suggested_rows import WAYS, Pool, pool_of, trial
 
 from studies import suggested_rows as suggesting
-from wattcast.cli.measure_bridges import _measured
+from wattcast.cli.measure_commands import _measured
 from wattcast.core.errors import WattcastError
 from wattcast.fit.row_suggestions import ModelOperator
 from wattcast.workload.operator_types import Linear

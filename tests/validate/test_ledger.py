@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
-from wattcast.validate import build_ledger, ledger, ledger_figures
+from wattcast.validate import build_ledger, ledger
 from wattcast.validate.kernel_checks import layer_rows
 from wattcast.validate.ledger import STUDIES
 
@@ -86,7 +86,7 @@ def test_half_a_file_is_made_again(elsewhere: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
-    made = ledger_figures.save_ledger_figures(tmp_path)
+    made = ledger.save_ledger_figures(tmp_path)
     assert {path.stem for path in made} >= {
         "validation-latency",
         "validation-power",

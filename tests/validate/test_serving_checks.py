@@ -9,7 +9,7 @@ from studies.engine_host_times import FITTING, fit_host_times
 
 from wattcast import hardware
 from wattcast.serving.host_times import load_engine_records, load_host_times
-from wattcast.validate.serving_checks import (
+from wattcast.validate.model_checks import (
     compare_serving,
     make_serving_rows,
     serving_rows,

@@ -12,7 +12,7 @@ import pytest
 uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn: pip install 'wattcast[serve]'")
 
 from wattcast.core.errors import BadInput
-from wattcast.web.client_connections import (
+from wattcast.web.worker_pool import (
     ClientBusy,
     ClientSlots,
     ConnectionTable,

@@ -16,11 +16,10 @@ import pytest
 
 from serving import Server
 from wattcast.core.errors import BadInput, ExitCode, Refused
-from wattcast.web.client_connections import open_socket
 from wattcast.web.http_app import HEADERS, RequestGuard, serve_page
 from wattcast.web.live_stream import recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import WorkerPool, run_pool
+from wattcast.web.worker_pool import WorkerPool, open_socket, run_pool
 
 CASE = {"gpu": "h200", "model": "gpt2", "seq": 128}
 JSON = {"content-type": "application/json"}

@@ -10,7 +10,7 @@ from wattcast.workload.engine_operators import PagedAttention
 from wattcast.workload.graph import Graph, compute_totals
 from wattcast.workload.models.sparse_layers import busiest_picks
 from wattcast.workload.operator_types import Attention, Collective, Linear
-from wattcast.workload.tracing.program import ADAMW_ALIGNMENT
+from wattcast.workload.program import ADAMW_ALIGNMENT
 
 
 def exchanges(graph: Graph) -> dict[str, tuple[int, int]]:

@@ -6,13 +6,12 @@ import pytest
 
 import wattcast
 from wattcast.core.units import Dtype
-from wattcast.workload import model_catalogue
+from wattcast.workload import model_catalogue, tensor_functions
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.models import shared_layers
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.tracing import tensor_functions
-from wattcast.workload.tracing.program import PassSettings, fuse_entries
-from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, fill
+from wattcast.workload.program import PassSettings, fuse_entries
+from wattcast.workload.symbolic_tensor import Tape, Tensor, fill
 
 RUN = PassSettings(batch=2, length=8)
 

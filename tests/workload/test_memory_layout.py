@@ -13,15 +13,15 @@ from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph
-from wattcast.workload.operator_types import Attention, Elementwise, Layout
-from wattcast.workload.readers.from_json import graph_to_plain, parse_workload
-from wattcast.workload.tracing.memory_layout import (
+from wattcast.workload.memory_layout import (
     classify_layout,
     contiguous_strides,
     measure_extent,
     promote_dtypes,
 )
-from wattcast.workload.tracing.symbolic_tensor import Tape, pointwise
+from wattcast.workload.operator_types import Attention, Elementwise, Layout
+from wattcast.workload.readers.from_json import graph_to_plain, parse_workload
+from wattcast.workload.symbolic_tensor import Tape, pointwise
 
 SHAPE = (2, 8, 4, 16)
 formats = st.sampled_from([Dtype.BF16, Dtype.FP32, Dtype.INT64, Dtype.BOOL])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
 
-from wattcast.workload.tracing.memory_layout import is_dense, output_strides, view_strides
+from wattcast.workload.memory_layout import is_dense, output_strides, view_strides
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 

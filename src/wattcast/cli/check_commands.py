@@ -50,12 +50,12 @@ def validate(
     if write:
         write_whole(Path(write), ledger_to_markdown(rows).encode())
     if options["figures"] is not None:
-        from wattcast.validate.ledger_figures import save_ledger_figures
+        from wattcast.validate.ledger import save_ledger_figures
 
         for path in save_ledger_figures(options["figures"], ending=options["format"]):
             env.say(f"figure saved: {path}")
     if options["plot"] is not None:
-        from wattcast.validate.ledger_figures import draw_held_out
+        from wattcast.validate.ledger import draw_held_out
 
         save_plot(env, draw_held_out(quantity), options["plot"])
     typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else format_ledger(rows))

@@ -426,7 +426,6 @@ def print_bottom_up(
     json: bool,
 ) -> None:
     """Build energies per event from an architecture, print them, and save or draw them where asked for."""
-    from wattcast.gpuwattch import energy_checks
     from wattcast.gpuwattch.bottom_up import event_energies
     from wattcast.gpuwattch.bottom_up.chip_model import build_chip
     from wattcast.gpuwattch.energy_table import format_energy_table
@@ -454,7 +453,7 @@ def print_bottom_up(
     if save is not None:
         write_whole(save, format_energy_table(event_energies.make_energy_table(changed, dialect)))
     if plot is not None:
-        save_plot(env, energy_checks.draw_size_changes(changed.design), plot)
+        save_plot(env, event_energies.draw_size_changes(changed.design), plot)
     moved = event_energies.compare_chips(build_chip(found.design), build_chip(changed.design)) if factors else ()
     plain = event_energies.energies_to_plain(changed)
     if json:
@@ -462,9 +461,9 @@ def print_bottom_up(
         env.json(plain | ({"changes": said} if moved else {}))
         return
     console = env.console()
-    energy_checks.print_energies(console, plain)
+    event_energies.print_energies(console, plain)
     if moved:
-        energy_checks.print_changes(console, moved)
+        event_energies.print_changes(console, moved)
 
 
 def _is_architecture(path: Path) -> bool:
@@ -486,7 +485,7 @@ def check_energies(
     json: Json = False,
 ) -> None:
     """Compare bottom-up energies with those dumped from a simulator or fitted to a measured GPU."""
-    from wattcast.gpuwattch import energy_checks
+    from wattcast.gpuwattch.bottom_up import event_energies
     from wattcast.validate.ledger import format_ledger
 
     env: Environment = ctx.obj
@@ -495,17 +494,17 @@ def check_energies(
         raise bad_value("--reference", "a folder with accelwattch/ in it", str(folder))
     study = load_study("public_checks.dumped_energies") if folder is not None else None
     dumped = study.dumped_ratios(folder) if study else []
-    ratios = dumped + (study.leakage_area_ratios(folder) if study else []) + energy_checks.fitted_ratios(gpu)
+    ratios = dumped + (study.leakage_area_ratios(folder) if study else []) + event_energies.fitted_ratios(gpu)
     if plot is not None:
         if study is None:
             do = f"Name them with {REFERENCE_VARIABLE}, in a checkout of the repository."
             raise bad_value("--plot", "dumped energies to compare with", "none", do)
         save_plot(env, study.draw_energy_ratios(dumped), plot)
-    rows = [*(study.make_dumped_rows(folder) if study else []), *energy_checks.make_energy_rows(gpu)]
+    rows = [*(study.make_dumped_rows(folder) if study else []), *event_energies.make_energy_rows(gpu)]
     if json:
         env.json({"ratios": [vars(r) | {"ratio": r.ratio} for r in ratios], "rows": rows})
     else:
-        energy_checks.print_ratios(env.console(), ratios)
+        event_energies.print_ratios(env.console(), ratios)
         env.stdout.write(format_ledger(rows) + "\n")
     if study is None:
         env.say(f"note: no dumped energies here; name their folder with --reference or {REFERENCE_VARIABLE}.")

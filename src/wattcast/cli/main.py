@@ -44,9 +44,9 @@ LAB = {
 }
 COMMANDS = {
     "predict": ("prediction_commands", "predict"),
-    "simulate": ("simulate_commands", "simulate"),
+    "simulate": ("prediction_commands", "simulate"),
     "plan": ("explore_commands", "plan"),
-    "train": ("simulate_commands", "train"),
+    "train": ("prediction_commands", "train"),
     "compare": ("prediction_commands", "compare"),
     "explore": ("explore_commands", "explore_app"),
     "report": ("prediction_commands", "report"),

@@ -125,7 +125,7 @@ def replay(
 
     Example: wattcast manage replay real_time_power_by_clock.csv --default 1164/3505 --json
     """
-    from wattcast.manage import replay_tables as tables
+    from wattcast.manage import policy_comparison as tables
 
     env: Environment = ctx.obj
     plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]

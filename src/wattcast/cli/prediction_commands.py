@@ -1,8 +1,9 @@
-"""``wattcast predict``, ``wattcast compare`` and ``wattcast report``."""
+"""``wattcast predict``, ``compare``, ``report``, ``simulate`` (serving under traffic) and ``train`` (one job)."""
 
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,13 @@ from wattcast.cli.shared_options import (
     MODEL_OPTIONS,
     PRICES,
     SETTINGS,
+    Arrivals,
     Environment,
     Force,
+    GpuName,
     Json,
+    Lengths,
+    Model,
     Plot,
     Source,
     folded,
@@ -26,6 +31,10 @@ from wattcast.cli.shared_options import (
 )
 
 _own = folded("Coefficients and intervals")
+_engine = folded("The engine")
+_share = folded("How GPUs share it (chosen where not given)")
+_recipe = folded("The recipe")
+_pause = folded("Hosts and pauses")
 
 
 def _gpu_names(incomplete: str) -> list[str]:
@@ -190,3 +199,108 @@ def _command_line(ctx: typer.Context) -> str:
         if was_given(ctx, name) and name not in ("workload", "json", "out", "paper"):
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return shlex.join(words)
+
+
+@takes_options("dtype", "quantization", "tp", "clock", "power_limit", "weights", "kv_dtype", "pp", "dp", "ep", PRICES)
+def simulate(
+    ctx: typer.Context,
+    model: Model,
+    gpu: GpuName,
+    rate: Annotated[str | None, typer.Option(help="Requests, such as 8/s or 600/min.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Requests of a CSV or JSON Lines file.")] = None,
+    prompt: Lengths = "512",
+    output: Lengths = "128",
+    arrivals: Arrivals = "poisson",
+    seconds: Annotated[str, typer.Option(help="Time of arrivals, such as 600 or 1h.")] = "600",
+    requests: Annotated[int | None, typer.Option(help="So many, in place of --seconds.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the drawn arrivals and lengths.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Draws to repeat, for the spread.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Engines that share requests.")] = 1,
+    ttft: Annotated[str | None, typer.Option(help="To first token: 500ms, p99:500ms.")] = None,
+    tpot: Annotated[str | None, typer.Option(help="Per output token: 50ms, p90:50ms.")] = None,
+    router: Annotated[str, _engine("round-robin|least-loaded")] = "round-robin",
+    prefill_replicas: Annotated[int, _engine("Engines for prompts alone; others decode.", min=0)] = 0,
+    transfer: Annotated[str, _engine("Speed of sending a prompt's cache on.")] = "50GB/s",
+    max_batched_tokens: Annotated[int, _engine("Tokens of a step at most.", min=1)] = 8192,
+    max_seqs: Annotated[int, _engine("Sequences of a step at most.", min=1)] = 256,
+    block_tokens: Annotated[int, _engine("Tokens of a cache block.", min=1)] = 16,
+    cache_tokens: Annotated[int | None, _engine("Room of the cache; default: what the memory leaves.", min=1)] = None,
+    memory_utilisation: Annotated[str, _engine("Share of the memory an engine takes.")] = "90%",
+    prefix_hit_rate: Annotated[str, _engine("Share of each prompt found in the cache.")] = "0%",
+    speculative_tokens: Annotated[int, _engine("Tokens drafted a step.", min=0, max=64)] = 0,
+    acceptance_rate: Annotated[str, _engine("Chance that a drafted token is kept.")] = "70%",
+    plot: Plot = None,
+    out: Annotated[Path | None, typer.Option(help="Every request and step, as .parquet.")] = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Serve requests as vLLM would and say how long they take and what they draw.
+
+    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds 600
+    """
+    from wattcast.serving.serving_result import ServingResult, draw_serving, print_serving
+    from wattcast.serving.simulate_serving import simulate as simulate_serving
+
+    env: Environment = ctx.obj
+    if (rate is None) == (trace is None):
+        raise typer.BadParameter("give either --rate or --trace", param_hint="'--rate' / '--trace'")
+    result = simulate_serving(**options_besides(ctx, "plot", "out", "json"))
+    if out is not None:
+        for path in result.write_requests_and_steps(out):
+            env.say(f"written: {path}")
+    env.show(result, json, ServingResult.summarise, print_serving, plot, draw_serving)
+
+
+@takes_options("clock", "power_limit", PRICES)
+def train(
+    ctx: typer.Context,
+    model: Model,
+    gpu: GpuName,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
+    tokens: Annotated[str, typer.Option(help="Tokens to train on: 1B, 300M, 15T.")] = "1B",
+    seq: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences a step; default: 524,288 tokens.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bf16|fp16|fp32|fp8|nvfp4")] = "bf16",
+    optimizer: Annotated[str, typer.Option(help="adamw|adamw8bit|adafactor|muon|sgd")] = "adamw",
+    stack: Annotated[str, typer.Option(help="compiled|eager kernels.")] = "compiled",
+    minimise: Annotated[str, typer.Option(help="time|energy: what decides.")] = "time",
+    lora: Annotated[int, _recipe("Rank of LoRA adapters; 0 trains all weights.", min=0)] = 0,
+    base_bits: Annotated[int, _recipe("Bits of frozen weights: 16, 8, or 4 (QLoRA).")] = 16,
+    fused_loss: Annotated[bool, _recipe("The loss never keeps all logits.", "--fused-loss")] = False,
+    graphs: Annotated[bool, _recipe("CUDA graphs replay the step; the host costs nothing.", "--graphs")] = False,
+    loss_share: Annotated[str, _recipe("Of compute, lost to input and uneven clocks.")] = "5%",
+    micro_batch: Annotated[int | None, _share("Sequences computed at a time.")] = None,
+    tp: Annotated[int | None, _share("Tensor-parallel GPUs.")] = None,
+    pp: Annotated[int | None, _share("Pipeline stages.")] = None,
+    cp: Annotated[int, _share("GPUs that share a sequence.")] = 1,
+    ep: Annotated[int, _share("GPUs that share the experts.")] = 1,
+    interleave: Annotated[int, _share("Model chunks of a pipeline stage.")] = 1,
+    sharding: Annotated[str | None, _share("none|zero1|zero2|zero3 (FSDP).")] = None,
+    recompute: Annotated[str | None, _share("none|selective|full|offload activations.")] = None,
+    offload: Annotated[bool, _share("Activations may wait in the host's memory.", "--offload")] = False,
+    node: Annotated[str | None, _share("Where GPUs stand: a name of `gpus nodes`, or YAML.")] = None,
+    network: Annotated[str | None, _share("Network of one GPU and direction, such as 50GB/s.")] = None,
+    host_share: Annotated[str, _pause("Hosts, network and fans, of the GPUs' energy.")] = "25%",
+    padding: Annotated[str, _pause("Share of tokens that are padding.")] = "0%",
+    pause_share: Annotated[str, _pause("Share of evaluation, checkpoints and stalls.")] = "0%",
+    failures_per_gpu_day: Annotated[float, _pause("Failures per GPU and day.", "--failures")] = 0.0,
+    search: Annotated[bool, typer.Option("--search", help="Show the ways to share it.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print every assumption.")] = False,
+    force: Force = False,
+    plot: Plot = None,
+    json: Json = False,
+    **options: Any,
+) -> None:
+    """Say how long a training job takes, how many kWh, what it costs and how to share it over GPUs.
+
+    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50/h --carbon germany
+    """
+    from wattcast.training.train_job import train as train_job
+    from wattcast.training.training_report import draw_training, print_training, summarise_training
+
+    env: Environment = ctx.obj
+    result = train_job(**options_besides(ctx, "search", "details", "plot", "json"))
+    text = partial(print_training, details=details, search=search)
+    env.show(result, json, summarise_training, text, plot, draw_training)

@@ -26,9 +26,8 @@ from wattcast.counter_models.gpmtool_files import (
 )
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
-from wattcast.power.power_model import PowerModel
+from wattcast.power.power_model import PowerModel, SavedModel
 from wattcast.power.rate_power import RatePower
-from wattcast.power.saved_models import SavedModel
 from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
 
 RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailClock.FIXED}

@@ -25,7 +25,7 @@ from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
 from wattcast.hardware import OperatingPoint
-from wattcast.measure.power_logs import read_dcgm_rounds
+from wattcast.measure.energy_samples import read_dcgm_rounds
 from wattcast.power.activity import Activity, ActivitySource
 
 HEADER_LINES = 4

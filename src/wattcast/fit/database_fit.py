@@ -1,12 +1,24 @@
-"""Run ``wattcast lab fit kernels``: held-out predictions, intervals, a bundle from all rows, files."""
+"""Fit a kernel database (``lab fit kernels``): held-out predictions, intervals, the spread of cards, and a bundle.
+
+How far cards of a kind differ is estimated from rows of one kernel that were measured more than once.
+A kernel i on card c, in logs, is y_ic = κ_i + card_c + (card x kernel)_ic + noise. Differences of the same kernel
+between two cards have the mean of the cards' difference and a variance of 2·(σ_card x kernel² + σ_noise²); repeats in
+one run give σ_noise. Variances are estimated by moments from all pairs of cards [Searle1992, 4.3], spreads from 90th
+percentiles, since they widen 90 % intervals. Power is compared where the power limit does not hold it.
+
+Cards that measured different kernels are compared through the model: both ran rows of the same random plan, so the
+difference of their median held-out residuals is that of the cards. It may widen the published spread, not narrow it,
+since card x kernel cannot be told from the error of the model.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, read_table, write_table
 from wattcast.fit import few_rows_fit, kernel_rows
-from wattcast.fit.card_spread import fit_card_spread
 from wattcast.fit.engine_fit import extend_bundle
 from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, fit_widening, predict_held_out
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
-from wattcast.fit.kernel_rows import parse_operators
+from wattcast.fit.kernel_rows import KernelRows, parse_operators, settled_figures
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
@@ -30,10 +41,23 @@ from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import save_bundle
-from wattcast.predictor.bundle.support_widening import NearnessLine, Widening, default_widening
+from wattcast.predictor.bundle.support_widening import (
+    NORMAL_P90,
+    CardSpread,
+    NearnessLine,
+    Widening,
+    default_widening,
+    learned_distances,
+    published_spread,
+)
 from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
+LEAST_COMMON = 20  # rows that two cards must share
+PLANNED = "plan"  # why a row was measured: at random
+_UNCAPPED = 0.995  # of the top clock: below, the power limit holds the clock
+KIND_OF_QUANTITY = {"latency": "burst", "power": "sustained"}
+ALL_FAMILIES = "all"
 
 
 @dataclass(frozen=True)
@@ -227,3 +251,227 @@ def _value(value: Any) -> Any:
     if not np.isfinite(number):
         return None
     return int(value) if isinstance(value, np.integer) else float(f"{number:.6g}")
+
+
+@dataclass(frozen=True)
+class RowOrigins:
+    """Card and run of each row, and why it was measured, in the order of ``load_kernel_rows``."""
+
+    card: tuple[str, ...]
+    run: tuple[str, ...]
+    chosen: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CardPair:
+    """One quantity on two cards: the log of second over first, by kernel."""
+
+    first: str
+    second: str
+    quantity: str
+    log_ratio: Array
+
+
+@dataclass(frozen=True)
+class CardComponents:
+    """Standard deviations of logs: between cards, of kernels within a card, of repeats; and what they rest on."""
+
+    quantity: str
+    card: float
+    card_by_kernel: float
+    noise: float
+    cards: int
+    rows: int  # pairs of rows on two cards
+
+    @property
+    def apart(self) -> float:
+        """Standard deviation of one kernel's log-ratio between two cards, without measurement noise."""
+        return float(np.sqrt(2.0 * (self.card**2 + self.card_by_kernel**2)))
+
+
+def load_origins(database: str | Path) -> RowOrigins:
+    """Load card and run of the rows that ``load_kernel_rows`` returns."""
+    plain = [
+        row for row in kernel_rows.read_plain_rows(database) if row.get("kind") != "idle" and not row.get("error")
+    ]
+    card, run, chosen = (
+        tuple(str(row.get(name) or usual) for row in plain)
+        for name, usual in (("card_uuid", ""), ("run", ""), ("chosen", PLANNED))
+    )
+    return RowOrigins(card, run, chosen)
+
+
+def drop_origins(origin: RowOrigins, gone: Mask) -> RowOrigins:
+    """Return the origins of the rows that stay."""
+    kept = np.flatnonzero(~gone)
+    return RowOrigins(*(tuple(column[i] for i in kept) for column in (origin.card, origin.run, origin.chosen)))
+
+
+def fit_card_spread(database: str | Path, held: HeldOutRows | None = None) -> CardSpread:
+    """Fit the spread of cards to a database and its held-out predictions, together with the published spread."""
+    rows, origin = kernel_rows.load_kernel_rows(database), load_origins(database)
+    return combine_spread({quantity: compare_cards(rows, origin, quantity, held) for quantity in KIND_OF_QUANTITY})
+
+
+def compare_cards(
+    rows: KernelRows, origin: RowOrigins, quantity: str, held: HeldOutRows | None
+) -> CardComponents | list[CardShift]:
+    """Compare cards by kernels in common, or by their shifts where they have none (an empty list: one card)."""
+    found = variance_components(rows, origin, quantity)
+    return found if found is not None else residual_shifts(rows, origin, quantity, held)
+
+
+def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> CardSpread:
+    """Combine what was seen of each quantity with the published spread."""
+    known = published_spread()
+    value, cards, said = {}, 1, []
+    for quantity, seen in found.items():
+        published_value = getattr(known, quantity)
+        if isinstance(seen, CardComponents):
+            value[quantity] = _weighed(seen.apart**2, seen.cards - 1, published_value)
+            cards = max(cards, seen.cards)
+            said.append(f"{quantity} of {seen.cards} cards with {seen.rows} rows in common")
+        elif seen:
+            variance = float(np.mean([max(s.shift**2 - s.error**2, 0.0) for s in seen]))
+            value[quantity] = max(_weighed(variance, len(seen), published_value), published_value)
+            cards = max(cards, 1 + len(seen))
+            said.append(f"{quantity} of {1 + len(seen)} cards by their residuals")
+        else:
+            value[quantity] = published_value
+            said.append(f"{quantity} as published")
+    return CardSpread(value["latency"], value["power"], cards, f"{'; '.join(said)}. Published: {known.source}")
+
+
+def _weighed(variance: float, differences: int, known: float) -> float:
+    """Average variances weighted by the differences between cards that they rest on: C cards give C - 1."""
+    weight = learned_distances().cards.counts_for
+    return float(np.sqrt((weight * known**2 + differences * variance) / (weight + differences)))
+
+
+@dataclass(frozen=True)
+class CardShift:
+    """Difference of the median log-residuals of a card and the card with most rows, and its standard error."""
+
+    card: str
+    against: str
+    quantity: str
+    shift: float
+    error: float
+    rows: int
+
+
+def residual_shifts(rows: KernelRows, origin: RowOrigins, quantity: str, held: HeldOutRows | None) -> list[CardShift]:
+    """Compare every card with enough planned rows to the card with most; empty without matching predictions."""
+    wanted = np.flatnonzero(rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0))
+    if held is None or len(held.kind) != len(wanted):
+        return []
+    time = quantity == "latency"
+    ratio = held.latency_s / held.predicted_latency_s if time else held.power_w / held.predicted_power_w
+    of_kind = np.array([kind == KIND_OF_QUANTITY[quantity] for kind in held.kind], dtype=bool)
+    usable = of_kind & np.isfinite(ratio) & np.array([d == "random" for d in held.data], dtype=bool)
+    usable &= np.array([origin.chosen[i] == PLANNED for i in wanted], dtype=bool)
+    if not time:
+        usable &= held.clock_hz > _UNCAPPED * np.nanmax(held.clock_hz)
+    card = np.array([origin.card[i] for i in wanted])
+    logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
+    logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
+    first = max(logs, key=lambda name: logs[name].size, default="")
+    return [_shifted(name, first, quantity, logs) for name in logs if name != first]
+
+
+def _shifted(card: str, against: str, quantity: str, logs: Mapping[str, Array]) -> CardShift:
+    mine, theirs = logs[card], logs[against]
+    variance = sum(np.pi / 2.0 * (_p90(np.abs(v - np.median(v))) / NORMAL_P90) ** 2 / v.size for v in (mine, theirs))
+    shift = float(np.median(mine) - np.median(theirs))
+    return CardShift(card, against, quantity, shift, float(np.sqrt(variance)), mine.size)
+
+
+def variance_components(rows: KernelRows, origin: RowOrigins, quantity: str) -> CardComponents | None:
+    """Estimate variance components of ``latency`` (bursts) or ``power`` (sustained rows); None for a single card."""
+    pairs = list(pair_cards(rows, origin, quantity))
+    if not pairs:
+        return None
+    noise = _noise(rows, origin, quantity)
+    middle = np.array([np.median(p.log_ratio) for p in pairs])
+    within = np.array([_p90(np.abs(p.log_ratio - m)) / NORMAL_P90 for p, m in zip(pairs, middle, strict=True)])
+    count = np.array([p.log_ratio.size for p in pairs])
+    by_kernel = max(float(np.mean(within**2)) / 2.0 - noise**2, 0.0)
+    # the median of n kernels is itself uncertain by π/2·σ²/n
+    card = max(float(np.mean(middle**2 - np.pi / 2.0 * within**2 / count)) / 2.0, 0.0)
+    cards = len({name for p in pairs for name in (p.first, p.second)})
+    return CardComponents(quantity, card**0.5, by_kernel**0.5, float(noise), cards, int(count.sum()))
+
+
+def _noise(rows: KernelRows, origin: RowOrigins, quantity: str) -> float:
+    """Estimate the standard deviation of one row from repeats."""
+    still = repeat_log_ratios(rows, origin, quantity)
+    return float(_p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
+
+
+def pair_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> Iterator[CardPair]:
+    """Yield every two cards with enough kernels in common; repeats of a kernel on a card are averaged first."""
+    figure = _figure(rows, quantity)
+    if quantity == "power":
+        _, clock_hz, _ = settled_figures(rows)
+        figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), figure, np.nan)
+    means: dict[str, dict[tuple[str, str], float]] = {}
+    for key, members in _alike(rows, quantity, figure).items():
+        for card in dict.fromkeys(origin.card[i] for i in members):
+            own = [float(np.log(figure[i])) for i in members if origin.card[i] == card]
+            means.setdefault(card, {})[key] = float(np.mean(own))
+    for first, second in combinations(sorted(means), 2):
+        common = [key for key in means[first] if key in means[second]]
+        if len(common) >= LEAST_COMMON:
+            ratio = np.array([means[second][key] - means[first][key] for key in common])
+            yield CardPair(first, second, quantity, ratio)
+
+
+def check_left_out_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> dict[str, Mask]:
+    """Tell for each card which kernels in common lie within 90 % of the spread that the other cards show.
+
+    Differences to every other card, each against sqrt(apart² + 2·noise²): spread and repeats of both.
+    """
+    pairs = list(pair_cards(rows, origin, quantity))
+    found = {}
+    for card in dict.fromkeys(name for p in pairs for name in (p.first, p.second)):
+        gone = np.array([c == card for c in origin.card])
+        rest, others = rows.select_rows(~gone), drop_origins(origin, gone)
+        seen = variance_components(rest, others, quantity)
+        spread = getattr(
+            combine_spread({q: seen if q == quantity and seen else [] for q in KIND_OF_QUANTITY}), quantity
+        )
+        noise = _noise(rest, others, quantity)
+        within = NORMAL_P90 * float(np.sqrt(spread**2 + 2.0 * noise**2))
+        apart = np.concatenate([p.log_ratio for p in pairs if card in (p.first, p.second)])
+        found[card] = np.abs(apart) <= within
+    return found
+
+
+def repeat_log_ratios(rows: KernelRows, origin: RowOrigins, quantity: str, family: str = ALL_FAMILIES) -> Array:
+    """Return log-ratios of rows and their repeats in the same run on the same card."""
+    figure, families = _figure(rows, quantity), rows.family
+    found = [
+        float(np.log(figure[a] / figure[b]))
+        for members in _alike(rows, quantity, figure).values()
+        for a, b in combinations(members, 2)
+        if origin.run[a] == origin.run[b] and family in (ALL_FAMILIES, families[a])
+    ]
+    return np.array(found)
+
+
+def _figure(rows: KernelRows, quantity: str) -> Array:
+    power_w, _, latency_s = settled_figures(rows)
+    return latency_s if quantity == "latency" else power_w
+
+
+def _alike(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple[str, str], Sequence[int]]:
+    """Group the rows of one operator and data, of the kind that measures the quantity."""
+    found: dict[tuple[str, str], list[int]] = {}
+    usable = rows.is_kind(KIND_OF_QUANTITY[quantity]) & rows.fit & np.isfinite(figure) & (figure > 0)
+    for i in np.flatnonzero(usable):
+        found.setdefault((rows.spec[i], rows.data[i]), []).append(int(i))
+    return {key: members for key, members in found.items() if len(members) > 1}
+
+
+def _p90(values: Array) -> float:
+    return float(np.quantile(values, 0.9))

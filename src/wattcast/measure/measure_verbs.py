@@ -98,7 +98,7 @@ def sensor(
     """Find update period and averaging window of the power sensor, and what they imply."""
     import json
 
-    from wattcast.measure.power_sensor import probe_sensor
+    from wattcast.measure.sampler import probe_sensor
 
     found, samples = probe_sensor(source, device)
     if out:
@@ -172,7 +172,7 @@ def engine(
 
     Example: wattcast measure engine --own ./my-model --out rows --budget 300s
     """
-    from wattcast.measure.engine import engine_campaign
+    from wattcast.measure.campaigns import engine_campaign
 
     if listed:
         lines = engine_campaign.list_models()
@@ -238,7 +238,7 @@ def log(
     end: Annotated[str, Option("Leave out what came after this time.", "to")] = "",
 ) -> VerbResult:
     """Read mean and largest watts and joules of each rail from a log that another tool wrote."""
-    from wattcast.measure.power_logs import read_power_log
+    from wattcast.measure.energy_samples import read_power_log
 
     read = read_power_log(file, parse(interval, "s", "--interval"))
     until_s = parse(end, "s", "--to") if end else float("inf")

@@ -16,10 +16,9 @@ from wattcast.core.errors import Refused, WattcastError
 from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load
-from wattcast.microbench.cluster_units import ROW_TILES, TILE_BYTE, TILE_ROWS
-from wattcast.microbench.latency_units import RING_SOURCE, WARM_HOPS
+from wattcast.microbench.arithmetic_units import RING_SOURCE, WARM_HOPS
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
-from wattcast.microbench.tensor_units import PRECISIONS, WGMMA_STEPS
+from wattcast.microbench.tensor_units import PRECISIONS, ROW_TILES, TILE_BYTE, TILE_ROWS, WGMMA_STEPS
 from wattcast.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS, Benchmark
 
 MAX_POWER_OF = "largest of the sensor's readings"

@@ -11,8 +11,6 @@ from typing import Any
 
 from wattcast.core.errors import unknown_name
 from wattcast.microbench import arithmetic_units as arithmetic
-from wattcast.microbench import cluster_units as cluster
-from wattcast.microbench import latency_units as latency
 from wattcast.microbench import memory_units as memory
 from wattcast.microbench import tensor_units as tensor
 from wattcast.microbench.unit_source import Benchmark, BenchUnit
@@ -179,7 +177,7 @@ def _list_memory() -> list[Benchmark]:
     shared: Settings = large | {"weight": 1, "specification": "shared"}
     changing = ((r"LOP3.*|IMAD.*|SEL|ISETP.*|IADD3.*", 4.0),)  # what is stored
     bulk: Settings = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
-    bulk |= {"shared_byte": cluster.BULK_BYTE * cluster.BULK_STAGES + 64, "weight": 4}
+    bulk |= {"shared_byte": tensor.BULK_BYTE * tensor.BULK_STAGES + 64, "weight": 4}
     versions = {"l2": (3, 2), "dram": (2, 1)}  # of asynchronous and of bulk copies
     return [
         single(m.stream_unit("dram_read", 8), 8, check="fold", weight=1, **dram),
@@ -200,9 +198,9 @@ def _list_memory() -> list[Benchmark]:
             for unit in (m.async_copy_unit(f"async_copy_{where}", 4),)
         ),
         *(
-            single(unit, cluster.BULK_STAGES, working_set=where, version=versions[where][1], **bulk)
+            single(unit, tensor.BULK_STAGES, working_set=where, version=versions[where][1], **bulk)
             for where in versions
-            for unit in (cluster.bulk_unit(f"bulk_copy_{where}"),)
+            for unit in (tensor.bulk_unit(f"bulk_copy_{where}"),)
         ),
         single(m.atomic_unit("atomic_shared", 64, "shared"), 64, shared_byte=2048, weight=4),
         single(m.atomic_unit("atomic_own", 64, "own"), 64, check="count", **(l2 | {"weight": 4, "version": 2})),
@@ -240,10 +238,10 @@ def _list_copies() -> list[Benchmark]:
         shape: Settings = {"threads": threads, "blocks_per_sm": 2048 // threads, "whole": True, "stamped": 32}
         ways.append((memory.block_copy_unit(f"dram_copy_thin{name}", steps, threads), 2 * steps, shape | short))
     found = [_make_single("memory", unit, steps, interleave=False, **(place | shape)) for unit, steps, shape in ways]
-    through = cluster.bulk_there_and_back_unit("dram_copy_bulk")
+    through = tensor.bulk_there_and_back_unit("dram_copy_bulk")
     shape = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
-    shape["shared_byte"] = cluster.BULK_BYTE * cluster.THROUGH_STAGES + 64
-    return [*found, _make_single("memory", through, cluster.THROUGH_STAGES, **(place | shape))]
+    shape["shared_byte"] = tensor.BULK_BYTE * tensor.THROUGH_STAGES + 64
+    return [*found, _make_single("memory", through, tensor.THROUGH_STAGES, **(place | shape))]
 
 
 def _list_curves() -> list[Benchmark]:
@@ -309,7 +307,7 @@ def _list_structure() -> list[Benchmark]:
 
 def _list_clusters() -> list[Benchmark]:
     """List tiles by tensor map, copies to all blocks of a cluster, and memory of other blocks."""
-    c, single = cluster, partial(_make_single, "memory")
+    c, single = tensor, partial(_make_single, "memory")
     bulk: Settings = {"threads": 32, "blocks_per_sm": 4, "least": 90, "note": "one thread of a block copies"}
     bulk |= {"shared_byte": c.BULK_BYTE * c.BULK_STAGES + 64, "weight": 3}
     shared: Settings = {"shared_byte": 65536, "least": 90, "weight": 3}
@@ -332,11 +330,11 @@ def _list_clusters() -> list[Benchmark]:
 
 def _list_latencies() -> list[Benchmark]:
     """List latencies: chains of dependent instructions, and walks through memory over sizes and over pages."""
-    u = latency
+    u = arithmetic
     place: Settings = {"threads": 32, "blocks_per_sm": 1, "share": 0.0, "timed": True, "weight": 3}
     single = partial(_make_single, "latency")
     newer = {"dpx_add_max": ("sm_90", "sm_90a")}
-    found = [single(u.chain_unit(key), 256, only=newer.get(key, ()), **place) for key in u.CHAINS]
+    found = [single(u.chain_unit(key), 256, only=newer.get(key, ()), **place) for key in u.LATENCY_CHAINS]
     for precision in ("bf16", "tf32", "int8", "fp64_884", "sparse_bf16"):
         unit = replace(
             tensor.mma_unit(precision, 1), name=f"latency_mma_{precision}", per_step=1, flop=0.0, operation="mma"
@@ -355,10 +353,10 @@ def _list_latencies() -> list[Benchmark]:
     found.append(single(u.atomic_chain_unit("latency_atomic_l2", "global"), u.ATOMIC_STEPS, **place))
     barriers = (u.cluster_barrier_unit(f"latency_cluster_barrier_{n}", n) for n in CLUSTERS)
     found.extend(single(barrier, 64, least=90, **place) for barrier in barriers)
-    for size in (16, 1024, cluster.BULK_BYTE):
-        unit = cluster.bulk_latency_unit(f"latency_bulk_{size}", size)
-        shape = place | {"shared_byte": cluster.BULK_BYTE + 64, "least": 90, "curve": "bulk", "at": size}
-        found.append(single(unit, cluster.LATENCY_STEPS, **shape))
+    for size in (16, 1024, tensor.BULK_BYTE):
+        unit = tensor.bulk_latency_unit(f"latency_bulk_{size}", size)
+        shape = place | {"shared_byte": tensor.BULK_BYTE + 64, "least": 90, "curve": "bulk", "at": size}
+        found.append(single(unit, tensor.LATENCY_STEPS, **shape))
     for curve, stride, counts in (("ring", u.LINE_BYTE, RING_LINES), ("pages", u.PAGE_BYTE, RING_PAGES)):
         for nodes in counts:
             unit = u.ring_unit(f"latency_{curve}_{nodes}", nodes, stride, cached=curve == "ring")

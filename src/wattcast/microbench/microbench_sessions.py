@@ -22,7 +22,7 @@ from wattcast.measure.cuda_device import CudaDevice, DeviceFault
 from wattcast.measure.measure_verbs import Budget, Option, Target, VerbResult
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_info, make_run_name, say, take_window
-from wattcast.microbench import microbench_campaign, unit_counters
+from wattcast.microbench import microbench_campaign, unit_work
 from wattcast.microbench.benchmark_kernels import (
     DeviceBench,
     DeviceBuffers,
@@ -35,8 +35,16 @@ from wattcast.microbench.benchmark_kernels import (
     time_unit_s,
 )
 from wattcast.microbench.benchmark_suite import TRANSFERS, find_benchmarks
-from wattcast.microbench.compile_ahead import CompiledKernels, cache_folder, nvrtc_version, worker_count
-from wattcast.microbench.microbench_campaign import BROKEN, MicroCampaign, MicroTask, write_heartbeat
+from wattcast.microbench.microbench_campaign import (
+    BROKEN,
+    CompiledKernels,
+    MicroCampaign,
+    MicroTask,
+    cache_folder,
+    nvrtc_version,
+    worker_count,
+    write_heartbeat,
+)
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.multimedia_clip import (
     DCTS,
@@ -89,12 +97,12 @@ def microbench(
         return VerbResult([b.name for b in found], "\n".join(lines))
     folder = _open_folder(out, repeats, None if counters or target else before)
     if target:
-        return VerbResult(note=f"counted {unit_counters.count_kernels(folder, budget_s, names, before)} kernels")
+        return VerbResult(note=f"counted {unit_work.count_kernels(folder, budget_s, names, before)} kernels")
     if child:
         return VerbResult(exit_code=run_child("microbench", folder, budget_s, repeats, since, quick, names))
     find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
     if counters:
-        return VerbResult(unit_counters.collect_unit_counters(folder, budget_s, names, before))
+        return VerbResult(unit_work.collect_unit_counters(folder, budget_s, names, before))
     options = ["--repeats", str(repeats), *(["--only", only] if names else []), *(["--quick"] if quick else [])]
     return _supervise(folder, "microbench", options, budget_s)
 

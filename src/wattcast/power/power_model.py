@@ -1,9 +1,11 @@
-"""Activity -> Power: the interface that every power model implements, and how models are found by name.
+"""Activity -> Power: the interface of every power model, how models are found by name, and their files.
 
 A power model is a frozen dataclass of coefficients that inherits from ``PowerModel`` and lives in one file of this
 package. It must say which events it needs, name its parts, and turn an activity into watts by part. Everything else
 that predictions, efficiency factors and forecasts ask of a model has an implementation here, which a model replaces
 where it can do better. Nothing outside asks which model it has.
+
+Files hold published models, each number with its source, and fitted ones that were saved.
 """
 
 from __future__ import annotations
@@ -14,19 +16,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from importlib.util import find_spec
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 
+from wattcast.core import errors
 from wattcast.core.arrays import Array, Sweepable, as_sweep
-from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.core.errors import BadInput, MissingSpecification, bad_value, unknown_name
+from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
+from wattcast.core.whole_files import write_whole
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
 
 if TYPE_CHECKING:
     from wattcast.power.module_power import ModulePower
+
+FORMAT = 1
+MOST_FILE_BYTE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -306,3 +318,85 @@ class IdlePower:
     def static_w(self, temperature_c: Sweepable) -> Array:
         """Return the lowest point of the curve: board, memory standby, and leakage at that clock."""
         return self.power_at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A power model with its provenance, its held-out errors in percent, and what was assumed."""
+
+    name: str
+    model: PowerModel
+    provenance: Provenance
+    error_percent: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    scaling: Mapping[str, float] = field(default_factory=dict)  # how activity was carried to other clocks
+
+
+class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    name: str
+    kind: str
+    provenance: Provenance
+    model: dict[str, Any]
+    error_percent: dict[str, float] = {}
+    notes: list[str] = []
+    scaling: dict[str, float] = {}
+
+
+def save_model(saved: SavedModel, path: Path) -> None:
+    """Write a model file, whole or not at all."""
+    write_whole(path, encode_model(saved))
+
+
+def encode_model(saved: SavedModel) -> bytes:
+    """Return the text of a model file."""
+    import yaml
+
+    plain = {
+        "format": FORMAT,
+        "name": saved.name,
+        "kind": saved.model.kind,
+        "provenance": msgspec.to_builtins(saved.provenance),
+        "error_percent": {key: round(value, 3) for key, value in saved.error_percent.items()},
+        "notes": list(saved.notes),
+        "scaling": dict(saved.scaling),
+        "model": saved.model.to_plain(),
+    }
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=118)
+    return text.encode()
+
+
+def load_saved_model(path: Path) -> SavedModel:
+    """Read a model file, or a model that ships: one fitted here (``h200``) or one published (``tegra-k1``)."""
+    if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
+        return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
+    shipped = shipped_models()
+    known = {errors.fold_name(name): name for name in shipped} | {"tk1": "tegra-k1"}
+    name = known.get(errors.fold_name(path.name), "")
+    if not name:
+        raise bad_value("power model", f"a file, or {' or '.join(shipped)}, which ship", path.name)
+    return parse_saved_model(shipped[name].read_bytes(), f"{name}.yaml")
+
+
+def shipped_models() -> dict[str, Traversable]:
+    """Return the files of models that ship, by name: published ones, and those fitted here."""
+    presets = files("wattcast.power").joinpath("presets")
+    found = [path for folder in (presets.joinpath("fitted"), presets) for path in folder.iterdir()]
+    return {path.name.removesuffix(".yaml"): path for path in found if path.name.endswith(".yaml")}
+
+
+def parse_saved_model(data: bytes, where: str) -> SavedModel:
+    """Return the model that the bytes of a model file describe, or raise an error that names the bad key."""
+    file = decode_yaml(data, _ModelFile, where)
+    if file.format != FORMAT:
+        raise bad_value(f"{where}: format", str(FORMAT), file.format, "Is it from another version of Wattcast?")
+    kind = power_model_kind(file.kind)
+    try:
+        model = kind.from_plain(file.model)
+    except BadInput as error:
+        raise BadInput(f"{where}: model: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise bad_value(
+            f"{where}: model", f"coefficients of kind {file.kind}", f"{type(error).__name__}: {error}"
+        ) from None
+    return SavedModel(file.name, model, file.provenance, file.error_percent, tuple(file.notes), file.scaling)

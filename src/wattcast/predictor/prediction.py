@@ -219,12 +219,12 @@ class Prediction:
         return self.prices.carbon_g(self.total_energy_j)
 
     def __repr__(self) -> str:
-        from wattcast.predictor.prediction_summary import summarise_line
+        from wattcast.predictor.prediction_json import summarise_line
 
         return summarise_line(self)
 
     def _repr_html_(self) -> str:
-        from wattcast.predictor.prediction_summary import summarise_card
+        from wattcast.predictor.prediction_json import summarise_card
 
         return summarise_card(self)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wattcast.predictor.bundle.bundle_file import Bundle
     from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_summary import list_answers, title_of
+from wattcast.predictor.prediction_json import list_answers, title_of
 
 MODULE_COLOURS = {
     "static": "#999999",

@@ -25,7 +25,7 @@ from wattcast import __version__
 from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
-from wattcast.predictor.prediction_summary import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
+from wattcast.predictor.prediction_json import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
 from wattcast.report import prediction_figures
 from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
 from wattcast.report.figure_style import encode_figure

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from wattcast.core.units import show
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_summary import (
+from wattcast.predictor.prediction_json import (
     AnswerLine,
     judge_confidence,
     list_answers,

@@ -18,7 +18,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import write_table
-from wattcast.predictor.prediction_summary import AnswerLine, round_number
+from wattcast.predictor.prediction_json import AnswerLine, round_number
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.serving.arrivals import Trace

@@ -18,8 +18,8 @@ from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Collective, Elementwise, Layout, RowReduction, Softmax
-from wattcast.workload.tracing.program import PassSettings, Program, ProgramSection
-from wattcast.workload.tracing.symbolic_tensor import TapeEntry
+from wattcast.workload.program import PassSettings, Program, ProgramSection
+from wattcast.workload.symbolic_tensor import TapeEntry
 
 USABLE_SHARE = 0.94  # of the card's memory: the CUDA context, NCCL's buffers and the allocator's gaps take the rest
 FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time

@@ -41,7 +41,7 @@ from wattcast.workload.engine_operators import BlockProduct, ScaledProduct
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Collective, Elementwise, Linear
-from wattcast.workload.tracing.program import optimiser_block
+from wattcast.workload.program import optimiser_block
 
 # Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
 OVERLAP = 0.9  # of compute time that an exchange beside it can use: the first and the last bucket wait

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core import units
-from wattcast.predictor.prediction_summary import AnswerLine, count_digits, round_number, span_numbers
+from wattcast.predictor.prediction_json import AnswerLine, count_digits, round_number, span_numbers
 from wattcast.training.train_job import Candidate, TrainingResult
 
 if TYPE_CHECKING:

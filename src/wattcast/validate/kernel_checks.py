@@ -14,7 +14,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
-from wattcast.fit.card_spread import (
+from wattcast.fit.database_fit import (
     KIND_OF_QUANTITY,
     CardComponents,
     CardShift,
@@ -22,9 +22,12 @@ from wattcast.fit.card_spread import (
     check_left_out_cards,
     combine_spread,
     compare_cards,
+    fit_cold_cache,
+    load_layers,
     load_origins,
+    predict_held_out_layers_s,
+    shipped_held_out,
 )
-from wattcast.fit.database_fit import fit_cold_cache, load_layers, predict_held_out_layers_s, shipped_held_out
 from wattcast.fit.engine_fit import JudgedRows, judge_engine_rows
 from wattcast.fit.held_out import (
     INTERVAL_LEVEL,

@@ -29,7 +29,7 @@ from wattcast.hardware import OperatingPoint
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.power.activity import Activity, ActivitySource, known_events
-from wattcast.power.saved_models import load_saved_model
+from wattcast.power.power_model import load_saved_model
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.governor import find_governed_point

@@ -29,8 +29,7 @@ from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
-from wattcast.predictor.prediction_json import PredictionOut, PredictOut, predictions_to_output
-from wattcast.predictor.prediction_summary import rank_assumptions
+from wattcast.predictor.prediction_json import PredictionOut, PredictOut, predictions_to_output, rank_assumptions
 from wattcast.predictor.prices import parse_prices
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_sides import comparison_to_plain, write_sentence

@@ -23,22 +23,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wattcast import __version__
 from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers
-from wattcast.web.client_connections import (
+from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
+from wattcast.web.request_schema import MOST_BYTE
+from wattcast.web.worker_pool import (
     LARGE_BYTE,
+    LARGE_KINDS,
+    LIMIT_S,
     LOOPBACK,
     ClientBusy,
     ClientSlots,
     ConnectionTable,
+    WorkerPool,
     host_name,
     is_known_host,
     is_loopback,
     known_hosts,
     make_protocol,
     open_socket,
+    run_pool,
 )
-from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
-from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import LARGE_KINDS, LIMIT_S, WorkerPool, run_pool
 
 ARRIVE_S = 30.0  # for a body
 MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms

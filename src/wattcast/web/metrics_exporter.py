@@ -25,7 +25,7 @@ from wattcast.hardware import Gpu
 from wattcast.measure.energy_samples import name_throttle_reasons, unwrap_counter
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings, open_source
 from wattcast.predictor.prediction import Prediction
-from wattcast.web.client_connections import HEADER_S, is_known_host, known_hosts, open_socket
+from wattcast.web.worker_pool import HEADER_S, is_known_host, known_hosts, open_socket
 
 BUSY_S, IDLE_S = 5.0, 60.0
 SCRAPE_S = 1.0  # that a scrape waits for a driver

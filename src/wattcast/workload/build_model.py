@@ -26,7 +26,7 @@ from wattcast.workload.model_options import (
     resolve_options,
 )
 from wattcast.workload.operator_types import Collective
-from wattcast.workload.tracing.program import PassSettings, Program, gradient_exchange_block, optimiser_block
+from wattcast.workload.program import PassSettings, Program, gradient_exchange_block, optimiser_block
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20

@@ -65,10 +65,10 @@ ARCHITECTURES: dict[str, ModelArchitecture] = {
     "modernbert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "ModernBertDims", "trace_modernbert"),
     "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit", item="picture"),
     "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip", item="picture"),
-    "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet", item="picture"),
-    "convnext": ModelArchitecture(ModelKind.VISION, "image_models", "ConvNextDims", "trace_convnext", item="picture"),
+    "resnet": ModelArchitecture(ModelKind.VISION, "multimodal", "ResnetDims", "trace_resnet", item="picture"),
+    "convnext": ModelArchitecture(ModelKind.VISION, "multimodal", "ConvNextDims", "trace_convnext", item="picture"),
     "mobilevit": ModelArchitecture(
-        ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit", item="picture"
+        ModelKind.VISION, "multimodal", "MobileVitDims", "trace_mobilevit", item="picture"
     ),
     "unet": ModelArchitecture(ModelKind.VISION, "denoisers", "UnetDims", "trace_unet", item="denoising step"),
     "dit": ModelArchitecture(ModelKind.VISION, "denoisers", "DitDims", "trace_dit", item="denoising step"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wattcast.core.units import Dtype
+from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise, LayerNorm
-from wattcast.workload.tracing import tensor_functions as functional
-from wattcast.workload.tracing.program import PassSettings, Program
-from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
+from wattcast.workload.program import PassSettings, Program
+from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
+from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.model_options import AttentionMode
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.shared_layers import ExpertDims, StateDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
-from wattcast.workload.tracing import tensor_functions as functional
-from wattcast.workload.tracing.program import PassSettings, Program
-from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, pointwise
+from wattcast.workload.program import PassSettings, Program
+from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, pointwise
 
 
 @dataclass(frozen=True)

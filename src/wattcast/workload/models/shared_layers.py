@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from wattcast.core.units import Dtype
+from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import (
     GRAPH_SPLITS,
     GRAPH_TOKENS,
@@ -27,9 +28,8 @@ from wattcast.workload.engine_operators import (
 from wattcast.workload.model_options import OutputHead, WeightRecipe
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, Linear, RmsNorm
-from wattcast.workload.tracing import tensor_functions as functional
-from wattcast.workload.tracing.program import PassSettings
-from wattcast.workload.tracing.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
+from wattcast.workload.program import PassSettings
+from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
+from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.shared_layers import ExpertDims
 from wattcast.workload.operator_types import Elementwise, RmsNorm
-from wattcast.workload.tracing import tensor_functions as functional
-from wattcast.workload.tracing.program import PassSettings
-from wattcast.workload.tracing.symbolic_tensor import Tensor, fill, pointwise, reduce
+from wattcast.workload.program import PassSettings
+from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce
 
 TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXFP8
 

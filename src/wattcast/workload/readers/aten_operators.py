@@ -14,6 +14,12 @@ from typing import Any, TypeAlias
 
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
+from wattcast.workload.memory_layout import (
+    broadcasts_to,
+    classify_layout,
+    contiguous_strides,
+    describe_pointwise,
+)
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import (
     Attention,
@@ -26,13 +32,7 @@ from wattcast.workload.operator_types import (
     RmsNorm,
     Softmax,
 )
-from wattcast.workload.tracing.memory_layout import (
-    broadcasts_to,
-    classify_layout,
-    contiguous_strides,
-    describe_pointwise,
-)
-from wattcast.workload.tracing.symbolic_tensor import Tensor, concatenation_extents
+from wattcast.workload.symbolic_tensor import Tensor, concatenation_extents
 
 # functions that only call a fill or a random generator, which is counted instead
 _CALLERS = frozenset(["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"])

@@ -19,11 +19,11 @@ from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
+from wattcast.workload.memory_layout import classify_layout, describe_pointwise
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Softmax
 from wattcast.workload.readers.aten_operators import describe_image_bias
-from wattcast.workload.tracing.memory_layout import classify_layout, describe_pointwise
-from wattcast.workload.tracing.symbolic_tensor import Tensor, make_tensor
+from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
 

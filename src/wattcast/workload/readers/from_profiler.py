@@ -19,11 +19,11 @@ from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
+from wattcast.workload.memory_layout import broadcast_shapes, output_strides, promote_dtypes
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.readers.aten_operators import AtenCall, does_work, find_tensors, launches_nothing, map_call
-from wattcast.workload.tracing.memory_layout import broadcast_shapes, output_strides, promote_dtypes
-from wattcast.workload.tracing.symbolic_tensor import Tensor, make_tensor
+from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_PROFILE_BYTE = 1 << 29
 _MICROSECOND_S = 1e-6

@@ -21,9 +21,9 @@ from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.program import optimiser_block
 from wattcast.workload.readers.aten_operators import AtenCall, find_tensors, map_call, map_pointwise
-from wattcast.workload.tracing.program import optimiser_block
-from wattcast.workload.tracing.symbolic_tensor import make_tensor
+from wattcast.workload.symbolic_tensor import make_tensor
 
 
 @dataclass(frozen=True)

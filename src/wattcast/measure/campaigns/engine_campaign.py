@@ -325,7 +325,7 @@ def _launch_child(request: EngineRequest, model: EngineModel) -> subprocess.Pope
     """Start a process that loads its libraries and then waits for a line with its time."""
     with (request.out / "engine.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "wattcast.measure.engine.engine_session", json.dumps(request.plain(model))],
+            [sys.executable, "-m", "wattcast.measure.campaigns.engine_session", json.dumps(request.plain(model))],
             env=ENVIRONMENT | make_child_environment() | {"PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
             stdout=log,

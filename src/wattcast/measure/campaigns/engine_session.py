@@ -27,8 +27,7 @@ import numpy.typing as npt
 
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.measured_rows import Journal, append_rows, read_lines
-from wattcast.measure.energy_samples import EnergySamples, find_ticks
-from wattcast.measure.engine.engine_campaign import (
+from wattcast.measure.campaigns.engine_campaign import (
     ENVIRONMENT,
     MAX_BATCHED_TOKENS,
     MAX_SEQS,
@@ -39,7 +38,7 @@ from wattcast.measure.engine.engine_campaign import (
     TrafficPoint,
     engine_row_id,
 )
-from wattcast.measure.engine.engine_steps import (
+from wattcast.measure.campaigns.engine_steps import (
     Array,
     EngineBench,
     StepRecorder,
@@ -47,6 +46,7 @@ from wattcast.measure.engine.engine_steps import (
     measure_point,
     warm_engine,
 )
+from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import summarise_window
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import make_run_name, make_torch_run_info, say

@@ -14,9 +14,7 @@ from math import prod
 from typing import TypeAlias
 
 from wattcast.core.units import Dtype
-from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Elementwise, Layout
-from wattcast.workload.tracing.memory_layout import (
+from wattcast.workload.memory_layout import (
     Extents,
     Operand,
     Shape,
@@ -28,6 +26,8 @@ from wattcast.workload.tracing.memory_layout import (
     plan_pointwise,
     view_strides,
 )
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise, Layout
 
 
 @dataclass(eq=False, slots=True)

@@ -19,7 +19,7 @@ from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import Collective, Elementwise, RmsNorm, RowReduction
-from wattcast.workload.tracing.symbolic_tensor import Storage, Tape, TapeEntry, Tensor, add_into, fill
+from wattcast.workload.symbolic_tensor import Storage, Tape, TapeEntry, Tensor, add_into, fill
 
 # torch.optim's fused AdamW hands at most 320 chunks to one launch
 _CHUNK = 65_536

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from wattcast.core.units import Dtype
+from wattcast.workload.memory_layout import is_dense, output_strides
 from wattcast.workload.operator_types import (
     Attention,
     Bmm,
@@ -18,8 +19,7 @@ from wattcast.workload.operator_types import (
     RmsNorm,
     Softmax,
 )
-from wattcast.workload.tracing.memory_layout import is_dense, output_strides
-from wattcast.workload.tracing.symbolic_tensor import Tensor, fill, pointwise, reduce, unary
+from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce, unary
 
 
 def activation(function: str, x: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.errors import Refused
+from wattcast.measure.campaigns.engine_campaign import StepPoint
 from wattcast.measure.energy_samples import EnergySamples
-from wattcast.measure.engine.engine_campaign import StepPoint
 from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_window, take_window
 
 Array = npt.NDArray[np.float64]

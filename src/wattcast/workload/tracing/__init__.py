@@ -1,1 +1,0 @@
-"""Symbolic tensors: templates run on them, and what PyTorch would launch is recorded as operators."""
