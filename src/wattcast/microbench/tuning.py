@@ -26,7 +26,6 @@ from wattcast.microbench.microbench_results import MicroRow, keep_first_rounds
 from wattcast.microbench.unit_work import (
     ACTIVE,
     ARITHMETIC,
-    ELSEWHERE,
     EXPONENT,
     EXTRA_PASSES,
     FP64,
@@ -226,7 +225,7 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
     if ratio is None:
         return None
-    factor = dict.fromkeys((*ARITHMETIC, *ELSEWHERE), ratio)
+    factor = dict.fromkeys((*ARITHMETIC, "issue", "products"), ratio)  # as many warps start as before
     return CodeChange("divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0])
 
 
@@ -241,11 +240,8 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
         return None
     moved = p.work["fp64"].scaled(single.operation_s / double.operation_s, single_j / double_j)
     factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
-    converted, gone = _converted_on_special(p), 0.0
-    if all(
-        name in p.metrics for name in (INSTRUCTIONS, *PIPES)
-    ):  # what no pipe counts puts 8-byte constants together
-        gone = max(p.metrics[INSTRUCTIONS] - sum(p.metrics[name] for name in PIPES), 0.0)
+    converted = _converted_on_special(p)
+    gone = _count_constants(p.metrics)
     if converted > 0.0:
         factor["special"] = (1.0 - converted / p.metrics[XU],) * 2
         if (mean_access_byte(p.metrics) or 4.0) >= 4.0:
@@ -265,6 +261,13 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
             factor["l1"] = (1.0 - 0.5 * wide / p.metrics[WAVEFRONTS],) * 2
     share = p.work["fp64"].seconds / p.time_s
     return CodeChange("fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added)
+
+
+def _count_constants(metrics: Mapping[str, float]) -> float:
+    """Return the instructions that no pipe counts: they put 8-byte constants together."""
+    if not all(name in metrics for name in (INSTRUCTIONS, *PIPES)):
+        return 0.0
+    return max(metrics[INSTRUCTIONS] - sum(metrics[name] for name in PIPES), 0.0)
 
 
 def _converted_on_special(p: KernelProfile) -> float:
@@ -316,7 +319,8 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     if mean < 4.0 and own > 0.0:
         factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / p.metrics[WAVEFRONTS],) * 2
     if INSTRUCTIONS in p.metrics:
-        fewer = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) * (1.0 - mean / 16.0)
+        shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) + _count_constants(p.metrics)
+        fewer = shared * (1.0 - mean / 16.0)  # a thread with more elements needs its constants once
         factor["issue"] = (1.0 - min(fewer / p.metrics[INSTRUCTIONS], 1.0), 1.0)
     q = queued_share(p)  # fewer accesses are waited for
     wait = q + (1.0 - q) * (1.0 - _far_share(p.metrics) * (1.0 - mean / 16.0))
@@ -419,11 +423,15 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
 
 
 def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
-    """Find runs of different kernels with one launch shape of which each reads about what the one before moved."""
+    """Find runs of different kernels with one launch shape of which each reads about what the one before moved.
+
+    A pass may also take a second operand as large as the result before it, as the sum with another stream does.
+    """
     runs: list[list[KernelProfile]] = []
     for p in profiles:
         last = runs[-1][-1] if runs else None
         moved = [last.metrics.get(name, 0.0) for name in (READ, WRITTEN)] if last is not None else []
+        moved += [2.0 * byte for byte in moved[1:]]
         read = p.metrics.get(READ, 0.0)
         fits = last is not None and last.name != p.name and any(0.7 * byte < read < 1.4 * byte for byte in moved)
         if fits and last is not None and all(p.metrics.get(n, 0.0) == last.metrics.get(n, -1.0) for n in LAUNCHED):
