@@ -2,8 +2,8 @@
 
 Run: ``python studies/tune_pairs/judge_tune_pairs.py`` for what was measured on an H200 (``h200/``), or with
 ``--rows tune_pairs.jsonl --profiles tune_pairs_ncu.csv`` of ``measure_tune_pairs.py``. ``--use mending`` shows the
-pairs that `tune` was first changed by, ``held-out`` the 38 that it was judged on then (and later mended by), and
-``second held-out`` those of the second set.
+pairs that `tune` was first changed by, ``held-out`` the 38 that it was judged on then (and later mended by),
+``second held-out`` and ``third held-out`` those of later sets.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ from wattcast.power.power_model import load_saved_model
 NO_CHANGE = 0.03  # a change of time below this counts as none
 ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data near by one word
 NEAR = 0.20  # points of percent, as a share
+
+
+USES = ("mending", "held-out", "second held-out", "third held-out")
+
+
+def find_files(use: str) -> tuple[Path, Path]:
+    """Return the measured rows and the profiles of a use."""
+    which = use.split()[0] if use.endswith(" held-out") else "first"
+    return HERE / "h200" / f"{which}_rows.jsonl", HERE / "h200" / f"{which}_profiles.csv"
 
 
 def read_reports(
@@ -97,12 +106,11 @@ def judge_pairs(
     use: str, gpu: str = "h200", rows_file: Path | None = None, profiles: Path | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, TuningReport]]:
     """Judge every measured pair of a use, and the first advice of every program; from ``h200/`` without files."""
-    which = HERE / "h200" / ("second" if use.startswith("second") else "first")
+    ours = find_files(use)
     versions = [v for v in read_versions() if v.use == use]
-    measured = rows_file or which.with_name(f"{which.name}_rows.jsonl")
-    rows = {str(r["id"]): r for r in read_lines(measured) if not r.get("error")}
+    rows = {str(r["id"]): r for r in read_lines(rows_file or ours[0]) if not r.get("error")}
     known = read_shipped_results(hardware.load_gpu(gpu))
-    reports = read_reports(profiles or which.with_name(f"{which.name}_profiles.csv"), versions, known)
+    reports = read_reports(profiles or ours[1], versions, known)
     changed = [v for v in versions if v.change != "before" and v.program in reports and v.id in rows]
     pairs = [judge_pair(v, reports[v.program], rows) for v in changed]
     firsts = [judge_first_advice(program, report, versions, rows) for program, report in reports.items()]
@@ -111,12 +119,11 @@ def judge_pairs(
 
 def judge_power(use: str) -> list[dict[str, Any]]:
     """Return the watts of every program of one kernel, measured and by the counter model that ships for the H200."""
-    which = "second" if use.startswith("second") else "first"
+    measured, profiles = find_files(use)
     model = load_saved_model(Path("h200")).model
-    profiles = HERE / "h200" / f"{which}_profiles.csv"
     names, activity = read_ncu(profiles, float(hardware.load_gpu("h200").sm_count))
     blocks = read_ncu_metrics(profiles)[1]["launch__grid_size"]
-    rows = {str(r["id"]): r for r in read_lines(HERE / "h200" / f"{which}_rows.jsonl")}
+    rows = {str(r["id"]): r for r in read_lines(measured)}
     found = []
     for version in (v for v in read_versions() if v.id in rows and len(v.kernels) == 1):
         same = [i for i, name in enumerate(names) if name == version.kernels[0] and blocks[i] == version.blocks]
@@ -145,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--profiles", type=Path)
-    parser.add_argument("--use", default="held-out", choices=["mending", "held-out", "second held-out"])
+    parser.add_argument("--use", default="held-out", choices=USES)
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--power", action="store_true", help="watts by the counter model instead")

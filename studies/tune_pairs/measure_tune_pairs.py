@@ -295,7 +295,7 @@ def main() -> int:
     parser.add_argument("--target", action="store_true", help="the process under ncu")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", default="", help="programs, comma-separated")
-    parser.add_argument("--use", default="", help="mending, held-out or second held-out: pairs of this use alone")
+    parser.add_argument("--use", default="", help="mending, held-out, second held-out ...: pairs of this use alone")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

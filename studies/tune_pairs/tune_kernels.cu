@@ -752,3 +752,488 @@ __device__ __forceinline__ void forty(ARGUMENTS)
 }
 BOUNDED(1024, 2, kept__before) { forty(a, b, out, room, n); }
 BOUNDED(256, 2, kept__spills) { forty(a, b, out, room, n); }
+
+// The third set, after kernels that are tuned often. Written after `tune` had been mended by the second.
+
+// layernorm: rows of 256; a thread walks along its row, or a warp takes it together; 4 or 16 bytes at a time.
+KERNEL(layernorm__before)
+{
+  const float *row = a + (size_t)INDEX * 256;
+  float mean = 0.0f, square = 0.0f;
+  for (int k = 0; k < 256; ++k) mean += row[k];
+  mean /= 256.0f;
+  for (int k = 0; k < 256; ++k) square += (row[k] - mean) * (row[k] - mean);
+  const float scale = rsqrtf(square / 256.0f + 1e-5f);
+  for (int k = 0; k < 256; ++k) out[(size_t)INDEX * 256 + k] = (row[k] - mean) * scale;
+}
+__device__ __forceinline__ float4 less(float4 x, float y) { return make_float4(x.x - y, x.y - y, x.z - y, x.w - y); }
+__device__ __forceinline__ float4 times(float4 x, float y) { return make_float4(x.x * y, x.y * y, x.z * y, x.w * y); }
+__device__ __forceinline__ float add_up(float4 x) { return x.x + x.y + x.z + x.w; }
+__device__ __forceinline__ float add_squares(float4 x) { return x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w; }
+__device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+KERNEL(layernorm__access_size)
+{
+  const float4 *row = (const float4 *)a + (size_t)INDEX * 64;
+  float mean = 0.0f, square = 0.0f;
+  for (int k = 0; k < 64; ++k) mean += add_up(row[k]);
+  mean /= 256.0f;
+  for (int k = 0; k < 64; ++k) square += add_squares(less(row[k], mean));
+  const float scale = rsqrtf(square / 256.0f + 1e-5f);
+  for (int k = 0; k < 64; ++k) ((float4 *)out)[(size_t)INDEX * 64 + k] = times(less(row[k], mean), scale);
+}
+KERNEL(layernorm__coalescing)
+{
+  const int lane = threadIdx.x % 32;
+  const size_t first = (size_t)(INDEX / 32) * 256;
+  float mean = 0.0f, square = 0.0f;
+  for (int k = lane; k < 256; k += 32) mean += a[first + k];
+  mean = warp_sum(mean) / 256.0f;
+  for (int k = lane; k < 256; k += 32) square += (a[first + k] - mean) * (a[first + k] - mean);
+  const float scale = rsqrtf(warp_sum(square) / 256.0f + 1e-5f);
+  for (int k = lane; k < 256; k += 32) out[first + k] = (a[first + k] - mean) * scale;
+}
+KERNEL(layernorm__both)
+{
+  const int lane = threadIdx.x % 32;
+  const float4 *row = (const float4 *)a + (size_t)(INDEX / 32) * 64;
+  float4 *to = (float4 *)out + (size_t)(INDEX / 32) * 64;
+  float mean = 0.0f, square = 0.0f;
+  for (int k = lane; k < 64; k += 32) mean += add_up(row[k]);
+  mean = warp_sum(mean) / 256.0f;
+  for (int k = lane; k < 64; k += 32) square += add_squares(less(row[k], mean));
+  const float scale = rsqrtf(warp_sum(square) / 256.0f + 1e-5f);
+  for (int k = lane; k < 64; k += 32) to[k] = times(less(row[k], mean), scale);
+}
+
+// softmax: rows of 2048 in three passes, or in one. 256 threads a row.
+__device__ __forceinline__ float highest(float x)
+{
+  __shared__ float parts[8];
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < 8; ++k) x = fmaxf(x, parts[k]);
+  return x;
+}
+KERNEL(softmax__before_1)
+{
+  float most = -1e30f;
+  for (int k = threadIdx.x; k < 2048; k += 256) most = fmaxf(most, a[blockIdx.x * 2048 + k]);
+  most = highest(most);
+  if (threadIdx.x == 0) room[2 * blockIdx.x] = most;
+}
+KERNEL(softmax__before_2)
+{
+  const float most = room[2 * blockIdx.x];
+  float sum = 0.0f;
+  for (int k = threadIdx.x; k < 2048; k += 256) sum += __expf(a[blockIdx.x * 2048 + k] - most);
+  sum = total(sum);
+  if (threadIdx.x == 0) room[2 * blockIdx.x + 1] = 1.0f / sum;
+}
+KERNEL(softmax__before_3)
+{
+  const float most = room[2 * blockIdx.x], scale = room[2 * blockIdx.x + 1];
+  for (int k = threadIdx.x; k < 2048; k += 256)
+    out[blockIdx.x * 2048 + k] = __expf(a[blockIdx.x * 2048 + k] - most) * scale;
+}
+KERNEL(softmax__fusion)
+{
+  float x[8], most = -1e30f, sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) most = fmaxf(most, x[k] = a[blockIdx.x * 2048 + k * 256 + threadIdx.x]);
+  most = highest(most);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) sum += x[k] = __expf(x[k] - most);
+  const float scale = 1.0f / total(sum);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) out[blockIdx.x * 2048 + k * 256 + threadIdx.x] = x[k] * scale;
+}
+
+// gelu: literals without an f draw an activation into double precision; one element a thread, or four.
+__device__ __forceinline__ float gelu_double(float y)
+{
+  const float x = y * 8.0f - 4.0f;
+  return 0.5 * x * (1.0 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
+}
+__device__ __forceinline__ float gelu_single(float y)
+{
+  const float x = y * 8.0f - 4.0f;
+  return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+KERNEL(gelu__before) { out[INDEX] = gelu_double(a[INDEX]); }
+KERNEL(gelu__fp64) { out[INDEX] = gelu_single(a[INDEX]); }
+KERNEL(gelu__access_size)
+{
+  const float4 x = ((const float4 *)a)[INDEX];
+  ((float4 *)out)[INDEX] = make_float4(gelu_double(x.x), gelu_double(x.y), gelu_double(x.z), gelu_double(x.w));
+}
+KERNEL(gelu__both)
+{
+  const float4 x = ((const float4 *)a)[INDEX];
+  ((float4 *)out)[INDEX] = make_float4(gelu_single(x.x), gelu_single(x.y), gelu_single(x.z), gelu_single(x.w));
+}
+
+// nbody: forces of 1024 bodies on each; in double precision, and from memory or out of a tile of shared memory.
+template <typename T> __device__ __forceinline__ T inverse_root(T x) { return rsqrt(x); }
+template <typename T> __device__ __forceinline__ void attract(T *force, float4 me, float4 other)
+{
+  const T x = (T)other.x - (T)me.x, y = (T)other.y - (T)me.y, z = (T)other.z - (T)me.z;
+  const T r = inverse_root(x * x + y * y + z * z + (T)0.01), pull = (T)other.w * r * r * r;
+  force[0] += x * pull;
+  force[1] += y * pull;
+  force[2] += z * pull;
+}
+template <typename T, bool TILED> __device__ __forceinline__ void nbody(ARGUMENTS)
+{
+  __shared__ float4 tile[256];
+  const float4 *bodies = (const float4 *)a, me = bodies[INDEX];
+  T force[3] = {0, 0, 0};
+  if (TILED) {
+    for (int first = 0; first < 1024; first += 256) {
+      __syncthreads();
+      tile[threadIdx.x] = bodies[first + threadIdx.x];
+      __syncthreads();
+#pragma unroll 4
+      for (int k = 0; k < 256; ++k) attract<T>(force, me, tile[k]);
+    }
+  } else {
+#pragma unroll 4
+    for (int k = 0; k < 1024; ++k) attract<T>(force, me, bodies[k]);
+  }
+  out[INDEX] = (float)(force[0] + (T)2 * force[1] + (T)3 * force[2]);
+}
+KERNEL(nbody__before) { nbody<double, false>(a, b, out, room, n); }
+KERNEL(nbody__fp64) { nbody<float, false>(a, b, out, room, n); }
+KERNEL(nbody__shared_memory) { nbody<double, true>(a, b, out, room, n); }
+
+// spmv: a sparse matrix with 32 entries a row near the diagonal; a thread takes a row, or a warp does.
+KERNEL(spmv_columns)  // not measured
+{
+  for (int i = INDEX; i < n; i += gridDim.x * blockDim.x)
+    ((int *)room)[i] = (i / 32 + (int)(scramble(i) & 4095u)) & 1048575;
+}
+KERNEL(spmv__before)
+{
+  const int *column = (const int *)room;
+  float sum = 0.0f;
+  for (int k = INDEX * 32; k < INDEX * 32 + 32; ++k) sum += a[k] * a[column[k]];
+  out[INDEX] = sum;
+}
+KERNEL(spmv__coalescing)
+{
+  const float sum = warp_sum(a[INDEX] * a[((const int *)room)[INDEX]]);
+  if (threadIdx.x % 32 == 0) out[INDEX / 32] = sum;
+}
+
+// scan: prefix sums of 512 by a tree in shared memory, at strides of powers of two, or with padding.
+template <bool PADDED> __device__ __forceinline__ int slot(int i) { return PADDED ? i + (i >> 5) : i; }
+template <bool PADDED> __device__ __forceinline__ void scan(ARGUMENTS)
+{
+  __shared__ float held[512 + 16];
+  const int t = threadIdx.x, first = blockIdx.x * 512;
+  held[slot<PADDED>(t)] = a[first + t];
+  held[slot<PADDED>(t + 256)] = a[first + t + 256];
+  int step = 1;
+  for (int active = 256; active > 0; active >>= 1, step <<= 1) {
+    __syncthreads();
+    if (t < active) held[slot<PADDED>(step * (2 * t + 2) - 1)] += held[slot<PADDED>(step * (2 * t + 1) - 1)];
+  }
+  if (t == 0) held[slot<PADDED>(511)] = 0.0f;
+  for (int active = 1; active < 512; active <<= 1) {
+    step >>= 1;
+    __syncthreads();
+    if (t < active) {
+      const int low = slot<PADDED>(step * (2 * t + 1) - 1), high = slot<PADDED>(step * (2 * t + 2) - 1);
+      const float x = held[low];
+      held[low] = held[high];
+      held[high] += x;
+    }
+  }
+  __syncthreads();
+  out[first + t] = held[slot<PADDED>(t)];
+  out[first + t + 256] = held[slot<PADDED>(t + 256)];
+}
+KERNEL(scan__before) { scan<false>(a, b, out, room, n); }
+KERNEL(scan__bank_conflicts) { scan<true>(a, b, out, room, n); }
+
+// reduce: sums of 256 by a tree; every second, fourth, ... thread adds, or the first half, quarter, ...
+KERNEL(reduce__before)
+{
+  __shared__ float held[256];
+  held[threadIdx.x] = a[INDEX];
+  for (int step = 1; step < 256; step *= 2) {
+    __syncthreads();
+    if (threadIdx.x % (2 * step) == 0) held[threadIdx.x] += held[threadIdx.x + step];
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = held[0];
+}
+KERNEL(reduce__divergence)
+{
+  __shared__ float held[256];
+  held[threadIdx.x] = a[INDEX];
+  for (int step = 128; step > 0; step /= 2) {
+    __syncthreads();
+    if (threadIdx.x < step) held[threadIdx.x] += held[threadIdx.x + step];
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = held[0];
+}
+
+// normals: random numbers of a bell curve, one by one or four at a time.
+__device__ __forceinline__ float draw_normal(word i)
+{
+  const word x = scramble(2u * i + 1u), y = scramble(x + i);
+  const float u = ((x >> 8) + 1u) * 5.9604645e-8f, v = (y >> 8) * 5.9604645e-8f;
+  return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
+}
+KERNEL(normals__before) { out[INDEX] = draw_normal(INDEX); }
+KERNEL(normals__access_size)
+{
+  const word i = 4u * INDEX;
+  ((float4 *)out)[INDEX] = make_float4(draw_normal(i), draw_normal(i + 1u), draw_normal(i + 2u), draw_normal(i + 3u));
+}
+
+// clusters: points go to the nearest of 16 centres and add to its sums in memory, or in the block's own first.
+template <bool OWN> __device__ __forceinline__ void clusters(ARGUMENTS)
+{
+  __shared__ float held[48];
+  if (OWN && threadIdx.x < 48) held[threadIdx.x] = 0.0f;
+  __syncthreads();
+  float *sums = OWN ? held : out;
+  for (int turn = 0; turn < 16; ++turn) {
+    const float2 point = ((const float2 *)a)[(blockIdx.x * 16 + turn) * 256 + threadIdx.x];
+    int best = 0;
+    float least = 1e30f;
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      const float x = point.x - 0.25f * (k % 4) - 0.125f, y = point.y - 0.25f * (k / 4) - 0.125f, far = x * x + y * y;
+      if (far < least) { least = far; best = k; }
+    }
+    atomicAdd(sums + 3 * best, point.x);
+    atomicAdd(sums + 3 * best + 1, point.y);
+    atomicAdd(sums + 3 * best + 2, 1.0f);
+  }
+  __syncthreads();
+  if (OWN && threadIdx.x < 48) atomicAdd(out + threadIdx.x, held[threadIdx.x]);
+}
+KERNEL(clusters__before) { clusters<false>(a, b, out, room, n); }
+KERNEL(clusters__atomics) { clusters<true>(a, b, out, room, n); }
+
+// dot_half: rows of 2048 numbers of two bytes times a vector, one by one or eight at a time. A warp takes a row.
+KERNEL(dot_half_numbers)  // not measured
+{
+  for (int i = INDEX; i < n; i += gridDim.x * blockDim.x) {
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(a[i & (n / 2 - 1)] * 0.25f));
+    ((unsigned short *)room)[i] = half;
+  }
+}
+__device__ __forceinline__ float widen(unsigned short half)
+{
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+  return x;
+}
+KERNEL(dot_half__before)
+{
+  const unsigned short *vector = (const unsigned short *)room, *row = vector + (size_t)(INDEX / 32) * 2048;
+  unsigned short sum = 0;
+  for (int k = threadIdx.x % 32; k < 2048; k += 32)
+    asm("fma.rn.f16 %0, %1, %2, %0;" : "+h"(sum) : "h"(row[k]), "h"(vector[k]));
+  const float all = warp_sum(widen(sum));
+  if (threadIdx.x % 32 == 0) out[INDEX / 32] = all;
+}
+KERNEL(dot_half__access_size)
+{
+  const uint4 *vector = (const uint4 *)room, *row = vector + (size_t)(INDEX / 32) * 256;
+  word sum = 0u;
+  for (int k = threadIdx.x % 32; k < 256; k += 32) {
+    const uint4 x = row[k], y = vector[k];
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(x.x), "r"(y.x));
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(x.y), "r"(y.y));
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(x.z), "r"(y.z));
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(x.w), "r"(y.w));
+  }
+  const float all = warp_sum(widen((unsigned short)sum) + widen((unsigned short)(sum >> 16)));
+  if (threadIdx.x % 32 == 0) out[INDEX / 32] = all;
+}
+
+// blur: 17 points of a row through a volatile pointer, which no L1 keeps, or through a plain one.
+template <typename POINTER> __device__ __forceinline__ float blur(POINTER from, int n)
+{
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = -8; k <= 8; ++k) sum += from[(INDEX + k) & (n - 1)] * (0.02f * (9 - abs(k)));
+  return sum;
+}
+KERNEL(blur__before) { out[INDEX] = blur((const volatile float *)a, n); }
+KERNEL(blur__caching) { out[INDEX] = blur(a, n); }
+
+// clip: half of the elements, at random, need a long computation; a warp waits for its own, or a block packs them.
+__device__ __forceinline__ float refine(float x)
+{
+  float y = x;
+#pragma unroll 1
+  for (int k = 0; k < 48; ++k) y = y * (1.5f - 0.4f * x * y * y) + 0.01f;
+  return y;
+}
+KERNEL(clip__before)
+{
+  const float x = a[INDEX];
+  out[INDEX] = x > 0.5f ? refine(x) : x;
+}
+KERNEL(clip__divergence)
+{
+  __shared__ int count, list[256];
+  __shared__ float held[256];
+  const float x = a[INDEX];
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  held[threadIdx.x] = x;
+  if (x > 0.5f) list[atomicAdd(&count, 1)] = threadIdx.x;
+  __syncthreads();
+  if (threadIdx.x < count) held[list[threadIdx.x]] = refine(held[list[threadIdx.x]]);
+  __syncthreads();
+  out[INDEX] = held[threadIdx.x];
+}
+
+// options: prices of options by few threads with one at a time, or four, or by more threads.
+__device__ __forceinline__ float spread(float x)
+{
+  const float t = 1.0f / (1.0f + 0.2316419f * fabsf(x));
+  const float tail = 0.3989423f * __expf(-0.5f * x * x) * t
+    * (0.3193815f + t * (-0.3565638f + t * (1.7814779f + t * (-1.8212560f + t * 1.3302744f))));
+  return x > 0.0f ? 1.0f - tail : tail;
+}
+template <int PARTS> __device__ __forceinline__ void price(ARGUMENTS)
+{
+  const int step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (int i = INDEX; i < n; i += PARTS * step) {
+    float x[PARTS], y[PARTS];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) x[j] = 50.0f + 100.0f * a[i + j * step];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) {
+      const float d = (__logf(x[j] * 0.01f) + 0.065f) / 0.3f;
+      y[j] = x[j] * spread(d) - 98.0f * spread(d - 0.3f);
+    }
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) out[i + j * step] = y[j];
+  }
+}
+KERNEL(options__before) { price<1>(a, b, out, room, n); }
+KERNEL(options__parallelism) { price<4>(a, b, out, room, n); }
+
+// embedding: rows of 128 at random places, a warp takes eight; the launch asks for much shared memory, or for little.
+KERNEL(embedding)
+{
+  extern __shared__ float unused[];
+  const int warp = INDEX / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = 0; k < 8; ++k) {
+    const word to = warp * 8 + k, from = scramble(to) & 262143u;
+    ((float4 *)out)[to * 32u + lane] = ((const float4 *)a)[from * 32u + lane];
+  }
+}
+
+// micro: a block's 96 x 128 part of a product, 48 sums of a thread in 32 registers, or in as many as it takes.
+__device__ __forceinline__ void micro(ARGUMENTS)
+{
+  __shared__ float left[16][96], right[16][128];
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  float sum[6][8];
+#pragma unroll
+  for (int i = 0; i < 6; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[i][j] = 0.0f;
+#pragma unroll 1
+  for (int first = 0; first < 64; first += 16) {
+    __syncthreads();
+    for (int k = threadIdx.x; k < 16 * 96; k += 256) left[k / 96][k % 96] = a[blockIdx.x * 6144 + first * 96 + k];
+    for (int k = threadIdx.x; k < 16 * 128; k += 256) right[k / 128][k % 128] = a[blockIdx.x * 8192 + first * 128 + k];
+    __syncthreads();
+#pragma unroll 4
+    for (int k = 0; k < 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 6; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum[i][j] += left[k][ty * 6 + i] * right[k][tx + 16 * j];
+  }
+#pragma unroll
+  for (int i = 0; i < 6; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[blockIdx.x * 12288 + (ty * 6 + i) * 128 + tx + 16 * j] = sum[i][j];
+}
+BOUNDED(256, 8, micro__before) { micro(a, b, out, room, n); }
+BOUNDED(256, 1, micro__spills) { micro(a, b, out, room, n); }
+
+// dequant: rows of 1024 whole numbers of four bits times a vector; converted, or put into the bits of a float.
+template <bool CONVERTED> __device__ __forceinline__ void dequant(ARGUMENTS)
+{
+  __shared__ float vector[1024];
+  for (int i = threadIdx.x; i < 1024; i += 256) vector[i] = a[i];
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  const uint4 packed = ((const uint4 *)a)[INDEX];
+  const word words[4] = {packed.x, packed.y, packed.z, packed.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const word four = words[i] >> (4 * j) & 15u;
+      sum += (CONVERTED ? (float)four : __uint_as_float(four | 0x4b000000u) - 8388608.0f) * vector[(8 * i + j) * 32 + lane];
+    }
+  sum = warp_sum(sum);
+  if (lane == 0) out[INDEX / 32] = sum;
+}
+KERNEL(dequant__before) { dequant<true>(a, b, out, room, n); }
+KERNEL(dequant__conversions) { dequant<false>(a, b, out, room, n); }
+
+// residual: scale and shift, an activation, and the sum with another stream in three passes, or in one.
+__device__ __forceinline__ float bend(float x) { return x / (1.0f + __expf(-1.702f * x)); }
+KERNEL(residual__before_1) { room[INDEX] = a[INDEX] * 1.5f - 0.5f; }
+KERNEL(residual__before_2) { room[n + INDEX] = bend(room[INDEX]); }
+KERNEL(residual__before_3) { out[INDEX] = room[n + INDEX] + a[(INDEX + n / 2) & (n - 1)]; }
+KERNEL(residual__fusion) { out[INDEX] = bend(a[INDEX] * 1.5f - 0.5f) + a[(INDEX + n / 2) & (n - 1)]; }
+
+// scores: products of 2048 queries with 8192 keys of 64; keys as they lie, transposed, or in a tile of shared memory.
+#define KEYS (a + 131072)
+KERNEL(scores__before)
+{
+  const int key = INDEX % 8192, query = INDEX / 8192;
+  float sum = 0.0f;
+  for (int d = 0; d < 64; ++d) sum += a[query * 64 + d] * KEYS[key * 64 + d];
+  out[INDEX] = sum;
+}
+KERNEL(scores_transposed)  // not measured
+{
+  for (int i = INDEX; i < 8192 * 64; i += gridDim.x * blockDim.x) room[i % 64 * 8192 + i / 64] = KEYS[i];
+}
+KERNEL(scores__coalescing)
+{
+  const int key = INDEX % 8192, query = INDEX / 8192;
+  float sum = 0.0f;
+  for (int d = 0; d < 64; ++d) sum += a[query * 64 + d] * room[d * 8192 + key];
+  out[INDEX] = sum;
+}
+KERNEL(scores__shared_memory)
+{
+  __shared__ float keys[32][65], queries[8][64];
+  const int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+  const int first_key = blockIdx.x % 256 * 32, first_query = blockIdx.x / 256 * 8;
+  for (int i = threadIdx.x; i < 2048; i += 256) keys[i / 64][i % 64] = KEYS[first_key * 64 + i];
+  for (int i = threadIdx.x; i < 512; i += 256) queries[i / 64][i % 64] = a[first_query * 64 + i];
+  __syncthreads();
+  float sum = 0.0f;
+  for (int d = 0; d < 64; ++d) sum += queries[line][d] * keys[lane][d];
+  out[(first_query + line) * 8192 + first_key + lane] = sum;
+}
