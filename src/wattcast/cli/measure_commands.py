@@ -128,8 +128,6 @@ def run(
     predicted = _predicted(against, gpu, options) if against else {}
     prepared = None
     if model is not None:
-        from wattcast.cli.measure_bridges import estimate_power, prepare_estimate
-
         prepared = prepare_estimate(model, counters, launches, gpu, command)
     done = run_command(command, source, device, pass_output=not json)
     code, trouble = done.shell_code, None
@@ -194,7 +192,6 @@ def estimate(
 
     Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock 3201MHz
     """
-    from wattcast.cli.measure_bridges import estimate_offline
     from wattcast.core.units import parse, show
 
     clocks = [parse(c, "Hz", n) if c else None for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))]
@@ -226,7 +223,6 @@ def kernels(
 
 def _suggest(env: Environment, count: int, gpu: str, database: str, out: Path, as_json: bool) -> None:
     """Write the rows that would help most as a list for --plan, and say why each would."""
-    from wattcast.cli.measure_bridges import suggest_rows, write_suggestions
     from wattcast.report.text_tables import new_table
 
     found, specs = suggest_rows(count, gpu, database, env.say)
