@@ -57,6 +57,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }
 # How many operators of each family: bursts (models, random) and how many of these are sustained too.
+SERVED = "served"  # a group of its own: sizes of steps that an engine captures, and contexts of traffic
+SERVED_SUSTAINED = 16
 AMOUNTS: dict[str, tuple[int, int, int]] = {
     "engine_attention": (300, 120, 66),
     "engine_latent": (60, 16, 14),
@@ -102,6 +104,8 @@ def is_held_out(operator: dict[str, Any]) -> bool:
 
 def make_engine_spec(operator: dict[str, Any], chosen: str) -> OperatorSpec:
     """Return the spec of an operator form; operands that a model reads from DRAM change from copy to copy."""
+    if operator["op"] == "linear":  # PyTorch's own, a row of the kernel database
+        return OperatorSpec("linear", operator, "nt", "weights", chosen=chosen)
     detail = {"engine": ENGINE, "held_out": is_held_out(operator)}
     return OperatorSpec(operator["op"], operator, rotated=_rotation(operator), detail=detail, chosen=chosen)
 
@@ -132,6 +136,8 @@ def list_family_specs(family: str) -> list[OperatorSpec]:
 
 def list_group_tasks(group: str) -> list[EngineTask]:
     """List the tasks of one worker; families take turns in proportion to their amounts."""
+    if group == SERVED:
+        return list_served_tasks()
     families = {family: list_family_specs(family) for family in GROUPS[group]}
     bursts = [EngineTask(RowKind.BURST, spec) for spec in _take_turns(families.values())]
     chosen = {family: choose_sustained_specs(family, specs) for family, specs in families.items()}
@@ -144,6 +150,19 @@ def list_group_tasks(group: str) -> list[EngineTask]:
     plain = [task for task in sustained if task.data == "random"]
     sustained += [EngineTask(RowKind.SUSTAINED, task.spec, repeat=1) for task in plain[: REPEATS[RowKind.SUSTAINED]]]
     return bursts + sustained
+
+
+def list_served_tasks() -> list[EngineTask]:
+    """List the tasks of ``served_shapes`` in random order; the first long ones are sustained too."""
+    specs = [make_engine_spec(form, f"served:{name}") for name, form in shapes.served_shapes()]
+    specs = [spec for spec in _unique(specs) if fits_campaign(spec.operator)]
+    random.Random("served order").shuffle(specs)
+    long = [spec for spec in specs if spec.family != "linear" and guess_s(spec.operator) > 6e-6]
+    sustained = _spread_variants(long)[:SERVED_SUSTAINED]
+    return [
+        *(EngineTask(RowKind.BURST, spec) for spec in specs),
+        *(EngineTask(RowKind.SUSTAINED, spec) for spec in sustained),
+    ]
 
 
 def choose_sustained_specs(family: str, specs: list[OperatorSpec]) -> list[OperatorSpec]:
@@ -388,7 +407,7 @@ def warm_kernels(
 def main(arguments: list[str] | None = None) -> int:
     """Open the GPU, report readiness, obey."""
     parser = argparse.ArgumentParser(prog="engine_kernel_worker", description=__doc__)
-    parser.add_argument("group", choices=sorted(GROUPS))
+    parser.add_argument("group", choices=sorted((*GROUPS, SERVED)))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--skip", type=Path, default=None)

@@ -395,6 +395,42 @@ def compiled_shapes() -> list[Named]:
     ]
 
 
+CAPTURED = (1, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 160, 192, 224, 256, 320, 384, 448, 512)
+SERVED_LINEARS = ("llama-3-8b", "qwen3-32b", "qwen2.5-7b", "gemma-3-27b")
+SERVED_HEADS = ((32, 8, 128), (28, 4, 128), (40, 8, 128), (64, 8, 128), (32, 4, 128))
+LENGTH_SIGMA = 0.8  # of the logarithm of a context, as in the traffic of ``measure engine``
+
+
+def served_shapes() -> list[Named]:
+    """Products of steps as an engine captures them, in bf16 and fp8, and decode attention over uneven contexts."""
+    source = random.Random("served")
+    sides = [(name, side) for name in SERVED_LINEARS for side in LINEARS[name]]
+    sides += [("plan", (128 * _log_uniform(source, 8, 320), 128 * _log_uniform(source, 8, 224))) for _ in range(8)]
+    found: list[Named] = []
+    scaled = {"kernel": "cutlass", "scales": "token", "dtype": "fp8"}
+    for op, more in (("engine_scaled_mm", scaled), ("linear", {"bias": False})):
+        for name, (n, k) in sides:
+            found.extend((name, linear_form(op, m, n, k, **more)) for m in source.sample(CAPTURED, 7))
+    for place in range(96):
+        heads, kv_heads, dim = SERVED_HEADS[place % len(SERVED_HEADS)]
+        batch, median = (
+            source.choice((8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)),
+            source.choice((300, 600, 1500)),
+        )
+        lengths = sorted(
+            min(max(round(math.exp(source.gauss(math.log(median), LENGTH_SIGMA))), 16), 8000) for _ in range(batch)
+        )
+        count = (8, 8, batch, 1)[place % 4]  # groups of like lengths, all unlike, or all alike
+        groups = [[len(part), 1, round(sum(part) / len(part))] for part in _split(lengths, min(count, batch))]
+        found.append(("traffic", attention_form(heads, kv_heads, dim, groups, ("bf16", "bf16", "fp8")[place % 3])))
+    return found
+
+
+def _split(values: list[int], count: int) -> list[list[int]]:
+    """Cut a list into ``count`` parts of nearly one size."""
+    return [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
+
+
 def set_byte(operator: Form) -> float:
     """Bytes of one set of weights or caches."""
     width = 1.0 if "fp8" in (operator["dtype"], operator.get("kv_dtype"), operator.get("weights")) else 2.0
@@ -408,7 +444,7 @@ def set_byte(operator: Form) -> float:
         case "engine_experts":
             sides = 3.0 * operator["hidden"] * operator["intermediate"]
             return float(operator["experts"] * sides * width)
-        case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only":
+        case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only" | "linear":
             return float(operator["n"] * operator["k"] * (0.53 if operator.get("weights") == "int4" else width))
         case _:
             return 0.0
@@ -435,7 +471,7 @@ def operator_work(operator: Form) -> tuple[float, float]:
             pairs = o["tokens"] * o["top_k"]
             flop = 6.0 * pairs * o["hidden"] * o["intermediate"]
             return flop, set_byte(o) * active / o["experts"] + 4.0 * pairs * (o["hidden"] + 3 * o["intermediate"])
-        case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only":
+        case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only" | "linear":
             width = 1 if o["dtype"] == "fp8" else 2
             return 2.0 * o["m"] * o["n"] * o["k"], set_byte(o) + o["m"] * (o["k"] * width + 2.0 * o["n"])
         case "engine_rotary":
@@ -456,7 +492,7 @@ def activation_byte(operator: Form) -> float:
             return float(2.0 * o["batch"] * o["q_len"] * o["heads"] * wide)
         case "engine_experts":
             return float(2.0 * o["tokens"] * o["hidden"])
-        case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only":
+        case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only" | "linear":
             return float((1.0 if o["op"] == "engine_scaled_mm" else 2.0) * o["m"] * o["k"])
         case _:
             return operator_work(o)[1]

@@ -76,6 +76,19 @@ def test_the_plan_has_the_wanted_size_and_no_row_twice() -> None:
     assert {task.spec.family for task in ALL} == set(CALLS) == {f for all_ in plan.GROUPS.values() for f in all_}
 
 
+def test_the_plan_of_served_steps_has_captured_sizes_and_uneven_contexts() -> None:
+    tasks = plan.list_group_tasks(plan.SERVED)
+    families = Counter(task.spec.family for task in of_kind(tasks, RowKind.BURST))
+    assert families == {"linear": 168, "engine_scaled_mm": 168, "engine_attention": 96}
+    assert len(of_kind(tasks, RowKind.SUSTAINED)) == plan.SERVED_SUSTAINED
+    products = [task.spec.operator for task in tasks if task.spec.family != "engine_attention"]
+    assert {operator["m"] for operator in products} == set(shapes.CAPTURED)
+    uneven = [task for task in tasks if len(task.spec.operator.get("groups", ())) > 1]
+    assert all(sum(count for count, _, _ in task.spec.operator["groups"]) >= 8 for task in uneven)
+    held_out = [task.spec.detail["held_out"] for task in tasks if task.spec.family != "linear"]
+    assert 0.1 < np.mean(held_out) < 0.3
+
+
 def test_a_fifth_of_the_shapes_is_held_out_whatever_the_routing() -> None:
     specs = {task.spec.id: task.spec for task in ALL}.values()
     share = np.mean([spec.detail["held_out"] for spec in specs])

@@ -48,9 +48,9 @@ from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention
 
 CLOCK_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.5, 0.35)  # of the top clock, where costs are tabulated
-TOKEN_KNOTS = (  # both sides of where one more token starts another row of tiles
-    *(1, 2, 4, 8, 16, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 385, 512, 513, 640, 768, 769, 1024, 1025),
-    *(1280, 1281, 1536, 1537, 2048, 2049, 2560, 2561, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072),
+TOKEN_KNOTS = (  # beyond captured sizes: both sides of where one more token starts another row of tiles
+    *(513, 640, 768, 769, 1024, 1025, 1280, 1281, 1536, 1537, 2048, 2049, 2560, 2561, 3072, 4096, 6144, 8192, 12288),
+    *(16384, 32768, 65536, 131072),
 )
 BATCH_KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
 DECODE_KNOTS = (  # closer, since one more sequence may start another wave of attention's tiles
@@ -226,7 +226,7 @@ def tabulate_step_costs(
     def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
 
-    token_knots = _knots(TOKEN_KNOTS, max(max_tokens, max_seqs))
+    token_knots = _knots((*host.capture_sizes, *TOKEN_KNOTS), max(max_tokens, max_seqs))
     batch_knots, decode_knots = _knots(BATCH_KNOTS, max_seqs), _knots(DECODE_KNOTS, max_seqs)
     prompt_knots = _knots(PROMPT_KNOTS, max_tokens)
     contexts = np.array(_knots(CONTEXT_KNOTS, max(longest_context, 32)))
