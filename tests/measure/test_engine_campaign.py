@@ -322,29 +322,35 @@ def test_a_model_that_was_broken_off_is_told_by_the_exit_code(tmp_path: Path, mo
     assert main(["engine", "--smoke", "--out", str(tmp_path)]) == 0
 
 
-def test_an_engine_with_experts_gets_weights_that_tell_tokens_apart(tmp_path: Path, monkeypatch) -> None:
-    """Dummy weights send all tokens to the same experts: the last steps and the traffic run without them."""
-    point = StepPoint(batch=8, context=256, normal_weights=True)
-    monkeypatch.setattr("wattcast.measure.campaigns.engine_session.NORMAL_POINTS", (point,))
-    session = session_of(EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3))
-    session.model = replace(MODEL, config=dict(MODEL.config) | {"num_experts": 8})
-    session.fill_weights = lambda: 1
-    session.measure_all()
-    told = {row["id"].partition("/")[2]: row["normal_weights"] for row in read_lines(tmp_path / "rows.jsonl")}
-    assert told["decode-b8-c256-normal"]
-    assert not told["decode-b8-c256"]
-    assert [normal for name, normal in told.items() if "traffic" in name] == [True]
+def test_an_engine_gets_weights_that_tell_tokens_apart(tmp_path: Path) -> None:
+    """Dummy weights send all tokens to the same experts, and make tokens of some models alike."""
+    for filled in (1, 0):
+        out = tmp_path / str(filled)
+        session = session_of(EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3))
+        session.fill_weights = lambda filled=filled: filled
+        session.measure_all()
+        assert {row["normal_weights"] for row in read_lines(out / "rows.jsonl")} == {bool(filled)}
 
 
 def test_weights_are_filled_by_what_they_are() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.RMSNorm(64))
     model.norm = model[1]
+    narrow = torch.zeros(256, 128).to(torch.float8_e4m3fn).t()
+    model.register_parameter("weight", torch.nn.Parameter(narrow, requires_grad=False))
+    model.register_parameter("weight_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False))
+    model.register_parameter("input_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False))
     worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
-    cuda = SimpleNamespace(synchronize=lambda: None)
-    libraries = SimpleNamespace(no_grad=torch.no_grad, cuda=cuda)
+    libraries = SimpleNamespace(
+        no_grad=torch.no_grad,
+        cuda=SimpleNamespace(synchronize=lambda: None),
+        float8_e4m3fn=torch.float8_e4m3fn,
+        randn=torch.randn,
+    )
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
-    assert fill_weights(engine, libraries) == 64 * 64
+    assert fill_weights(engine, libraries) == 64 * 64 + 256 * 128
     assert 0.015 < model[0].weight.detach().std().item() < 0.025
+    assert 0.015 < (model.weight.float() * model.weight_scale).std().item() < 0.025
+    assert model.input_scale == 1.0
     assert not model[0].bias.any()
     assert fill_weights(SimpleNamespace(), libraries) == 0
 

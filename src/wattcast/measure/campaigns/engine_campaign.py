@@ -64,11 +64,6 @@ class EngineModel:
     start_s: float = 80.0  # time the start is expected to take
 
     @property
-    def has_experts(self) -> bool:
-        """Whether tokens choose among experts, which dummy weights let them do all alike."""
-        return any(self.config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-
-    @property
     def max_model_len(self) -> int:
         """Longest sequence the engine is started for."""
         return min(int(self.config.get("max_position_embeddings", MAX_MODEL_LEN)), MAX_MODEL_LEN)
@@ -84,7 +79,6 @@ class StepPoint:
     prompt_tokens: int = 0  # of each new prompt; a prompt longer than a step is computed in chunks
     temperature: float = 0.0
     why: str = ""
-    normal_weights: bool = False  # measured after the weights were filled with normally distributed numbers
 
     def __post_init__(self) -> None:
         if (self.batch > 0) != (self.context > 0) or (self.prompts > 0) != (self.prompt_tokens > 0):
@@ -105,8 +99,7 @@ class StepPoint:
         decode = f"b{self.batch}-c{self.context}" if self.batch else ""
         prompt = f"p{self.prompts}x{self.prompt_tokens}" if self.prompts else ""
         warm = f"t{self.temperature:g}" if self.temperature else ""
-        normal = "normal" if self.normal_weights else ""
-        return "-".join(part for part in (self.kind, decode, prompt, warm, normal) if part)
+        return "-".join(part for part in (self.kind, decode, prompt, warm) if part)
 
     def fits(self, cache_tokens: int, max_seqs: int, max_model_len: int) -> bool:
         """Tell whether an engine has room for this point with some hundred more tokens for each request."""
@@ -165,7 +158,6 @@ def read_points(plan: str) -> list[dict[str, Any]]:
 
 
 STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
-NORMAL_POINTS = tuple(StepPoint(**point, normal_weights=True) for point in read_points("normal weights"))
 
 
 def read_models() -> dict[str, EngineModel]:
@@ -246,8 +238,7 @@ class EngineRequest:
     def missing_ids(self, model: EngineModel) -> list[str]:
         """Return the ids of planned rows of ``model`` that are not on file; rows without room are on file."""
         done = self.done_ids()
-        normal = NORMAL_POINTS if model.has_experts and self.step_points else ()
-        points: tuple[StepPoint | TrafficPoint, ...] = (*self.step_points, *normal, *self.traffic_points)
+        points: tuple[StepPoint | TrafficPoint, ...] = (*self.step_points, *self.traffic_points)
         return [name for point in points if (name := engine_row_id(model, point)) not in done]
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -31,7 +31,6 @@ from wattcast.measure.campaigns.engine_campaign import (
     ENVIRONMENT,
     MAX_BATCHED_TOKENS,
     MAX_SEQS,
-    NORMAL_POINTS,
     EngineModel,
     EngineRequest,
     StepPoint,
@@ -300,23 +299,17 @@ class EngineSession:
     def measure_all(self) -> Counter[str]:
         """Measure every planned row that is not on file and for which there is time.
 
-        Tokens choose the same experts while weights are dummies, so an engine with experts gets weights like those of
-        a trained model before its last steps and its traffic.
+        Under dummy weights tokens look alike to a router, and under some norms to every product, which then draws
+        less power. So the engine first gets weights like those of a model before training.
         """
-        self._measure_steps(self.request.step_points)
-        if self.model.has_experts and self.fill_weights is not None:
-            self.normal_weights = self.fill_weights() > 0
-            if self.normal_weights and self.request.step_points:
-                self._measure_steps(NORMAL_POINTS)
+        self.normal_weights = self.fill_weights is not None and self.fill_weights() > 0
+        for point in self.request.step_points:
+            if self._wanted(engine_row_id(self.model, point), ROW_S):
+                self._measure_step(point)
         for traffic in self.request.traffic_points:
             if self._wanted(engine_row_id(self.model, traffic), traffic.duration_s + DRAIN_S + 3.0):
                 self._serve(traffic)
         return self.counts
-
-    def _measure_steps(self, points: Sequence[StepPoint]) -> None:
-        for point in points:
-            if self._wanted(engine_row_id(self.model, point), ROW_S):
-                self._measure_step(point)
 
     def append(self, name: str, kind: str, **values: Any) -> None:
         """Save one row with what all rows say."""
@@ -346,7 +339,6 @@ class EngineSession:
     def _measure_step(self, point: StepPoint) -> None:
         name, began_s = engine_row_id(self.model, point), self.clock()
         planned = {key: value for key, value in asdict(point).items() if key != "temperature" or value}
-        del planned["normal_weights"]  # every row says it
         if not point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
             self.append(name, point.kind, **planned, skipped=f"no room in a cache of {self.cache_tokens} tokens")
             self.counts["no room"] += 1
@@ -546,20 +538,30 @@ def fill_cache(engine: Any, torch: Any) -> int:
         return 0
 
 
+WEIGHT_SPREAD, FP8_SPREAD = 0.02, 64.0
+
+
 def fill_weights(engine: Any, torch: Any) -> int:
     """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where none is reached.
 
-    Dummy weights are so small that all tokens look alike to a router. Matrices in 8 bits keep what they hold.
+    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that.
     """
     filled = 0
     try:
         with torch.no_grad():
             model = engine.model_executor.driver_worker.model_runner.get_model()
             for name, parameter in model.named_parameters():
-                if parameter.ndim == 1:
+                if "scale" in name:
+                    if "weight_scale" in name:
+                        parameter.fill_(WEIGHT_SPREAD / FP8_SPREAD)
+                elif parameter.ndim <= 1:
                     parameter.fill_(1.0 if "norm" in name else 0.0)
                 elif parameter.element_size() > 1:
-                    parameter.normal_(0.0, 0.02)
+                    parameter.normal_(0.0, WEIGHT_SPREAD)
+                    filled += parameter.numel()
+                elif parameter.dtype is torch.float8_e4m3fn:
+                    for part in parameter.split(max(2**26 // parameter[0].numel(), 1)):
+                        part.copy_(torch.randn(part.shape, device=part.device).mul_(FP8_SPREAD).to(part.dtype))
                     filled += parameter.numel()
         torch.cuda.synchronize()
     except Exception as error:
