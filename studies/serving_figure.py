@@ -18,7 +18,7 @@ from wattcast.hardware import Gpu
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure, save_figure
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.host_times import EngineRecords, load_engine_records
-from wattcast.validate.model_checks import is_held_out, serve_again, tabulate_engine
+from wattcast.validate.model_checks import is_held_out, serve_again, tabulate_engine, trace_of
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")
 
@@ -32,9 +32,9 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
     panels = figure.subplots(2, len(models), squeeze=False)
     share = np.linspace(2.0, 99.0, 25)
     for place, model in enumerate(models):
-        costs = tabulate_engine(engines[model], gpu)
         settings = EngineSettings(int(engines[model]["max_batched_tokens"]), int(engines[model]["max_seqs"]))
         same = sorted((row for row in runs if row["model"] == model), key=lambda row: float(row["load"]))
+        costs = tabulate_engine(engines[model], gpu, [trace_of(row, records) for row in same])
         for row, colour in zip(same, SERIES_COLOURS, strict=False):
             result = serve_again(row, records, costs, settings)
             for axes, simulated, measured in zip(

@@ -114,3 +114,10 @@ def test_impossible_draws_are_refused(wrong) -> None:
 def test_columns_of_different_length_are_refused() -> None:
     with pytest.raises(BadInput, match="one length"):
         make_trace([0.0, 1.0], [1], [1, 1])
+
+
+def test_contexts_of_like_requests_spread_by_their_output_alone() -> None:
+    alike = make_trace([0.0, 1.0], [900, 900], [200, 200])
+    assert alike.context_spread == pytest.approx(200 / 12**0.5 / 1000)
+    unlike = make_trace([0.0, 1.0], [100, 1900], [1, 1])
+    assert unlike.context_spread == pytest.approx(0.9, rel=1e-3)

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 import wattcast
+from wattcast import hardware
 from wattcast.core.errors import BadInput, ExitCode, UnknownName
+from wattcast.serving import step_costs
 from wattcast.serving.arrivals import make_trace
+from wattcast.workload.model_options import ModelOptions, SoftwareStack
+from wattcast.workload.readers.load_workload import find_model
 
 SIMULATE = ("simulate", "llama3-8b", "--gpu", "h200")
 
@@ -183,3 +187,18 @@ def test_engines_that_share_experts_are_lanes_of_one_replica() -> None:
     assert (found.gpu_count, found.summarise()["replicas"], len(found.runs)) == (2, 1, 2)
     with pytest.raises(BadInput, match="Use --replicas"):
         wattcast.simulate("llama3-8b", "h200", dp=2, rate=2.0)
+
+
+def test_uneven_contexts_keep_their_mean_and_take_longer() -> None:
+    shares = step_costs._context_shares(0.9)
+    assert sum(shares) == pytest.approx(len(shares))
+    assert list(shares) == sorted(shares)
+    assert step_costs._context_shares(0.0) == (1.0,)
+    options = ModelOptions.from_names(stack=SoftwareStack.ENGINE)
+    model, gpu = find_model("llama3-8b"), hardware.load_gpu("h200")
+    even, uneven = (
+        step_costs.tabulate_step_costs(model, gpu, options, max_tokens=512, max_seqs=64, context_spread=spread)
+        for spread in (0.0, 0.9)
+    )
+    assert uneven.decode_at_top(64, 64, 1000.0)[0] > even.decode_at_top(64, 64, 1000.0)[0]
+    assert uneven.mixed_at_top(512, 0, 0.0, [(512, 0)], 1) == even.mixed_at_top(512, 0, 0.0, [(512, 0)], 1)

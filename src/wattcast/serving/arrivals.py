@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,14 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def context_spread(self) -> float:
+        """Standard deviation of the contexts behind generated tokens, over their mean."""
+        mean, weight = self.prompt_tokens + 0.5 * self.output_tokens, self.output_tokens
+        middle = float(np.average(mean, weights=weight))
+        square = float(np.average((mean - middle) ** 2 + self.output_tokens**2 / 12.0, weights=weight))
+        return math.sqrt(square) / middle
 
     def select(self, rows: npt.NDArray[Any]) -> Trace:
         """Return some of the requests, in their order."""

@@ -437,6 +437,7 @@ def _tabulate(
                 *(demand.model, chip, option.shared),
                 max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
                 longest_context=longest,
+                context_spread=trace.context_spread,
             )
             tables[key] = costs
             if costs.cache_tokens < longest:

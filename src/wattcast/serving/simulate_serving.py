@@ -125,6 +125,7 @@ def simulate(
         max_tokens=max_batched_tokens,
         max_seqs=max(max_seqs // pp, 1),
         longest_context=longest,
+        context_spread=traces[0].context_spread,
         tokens_a_step=1 + speculative_tokens,
         block_tokens=block_tokens,
         memory_utilisation=taken,

@@ -18,11 +18,14 @@ cache. Data-parallel engines that share their experts are lanes with a cache of 
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from statistics import NormalDist
 
 import numpy as np
 
@@ -59,6 +62,8 @@ DECODE_KNOTS = (  # closer, since one more sequence may start another wave of at
 )
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+QUARTERS = 4  # into which uneven contexts of a batch are grouped
+SHORT_CONTEXT = 64  # tokens: one block of keys, whatever the spread
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
 
 
@@ -205,6 +210,7 @@ def tabulate_step_costs(
     max_tokens: int = 8192,
     max_seqs: int = 256,
     longest_context: int = 16384,
+    context_spread: float = 0.0,
     tokens_a_step: int = 1,
     block_tokens: int = 16,
     memory_utilisation: float = 0.9,
@@ -214,7 +220,9 @@ def tabulate_step_costs(
     """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
 
     The cache takes what is left of ``memory_utilisation`` of the visible memory after weights and the activations of
-    the largest step. A set ``clock_hz`` is the highest clock; the power limit may still lower it.
+    the largest step. ``context_spread`` is the standard deviation of the contexts in a batch over their mean:
+    attention takes longer over uneven contexts. A set ``clock_hz`` is the highest clock; the power limit may still
+    lower it.
     """
     host, bundle = load_host_times(), bundle_for(gpu)
     clocks_hz = _list_clocks(gpu, clock_hz)
@@ -233,13 +241,13 @@ def tabulate_step_costs(
     prefills = {t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE) for t in {*token_knots, *prompt_knots}}
     whole = prefills[token_knots[-1]]
     steps = [graph(WorkloadPhase.DECODE, 1, int(c), OutputHead.NONE) for c in contexts]
-    kinds = (OutputHead.LAST, OutputHead.NONE)
+    kinds, shares = (OutputHead.LAST, OutputHead.NONE), _context_shares(context_spread)
     tokens, whole_steps, headless, decode, attention, later = _predict_rows(
         gpu,
         clocks_hz,
         [_without_attention(prefills[t]) for t in token_knots],
         *([graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots] for kind in kinds),
-        [_only_attention(step, batch=b) for b in decode_knots for step in steps],
+        [_only_attention(step, batch=b, shares=shares) for b in decode_knots for step in steps],
         [_only_attention(prefills[t]) for t in prompt_knots],
         [_only_attention(prefills[t], before=EARLIER_TOKENS) for t in prompt_knots],
     )
@@ -357,23 +365,39 @@ def _without_attention(graph: Graph) -> Graph:
     return Graph(graph.name, tuple(block for block in blocks if block.ops))
 
 
-def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0) -> Graph:
-    """Keep attention alone, of ``batch`` sequences that decode or with ``before`` more keys for each sequence."""
+def _context_shares(spread: float) -> tuple[float, ...]:
+    """Return the mean contexts of a batch's quarters, shortest first, over the mean of all, if they are lognormal.
+
+    The part of a lognormal's mean that lies below its quantile z is Φ(z - σ), with σ² = ln(1 + spread²).
+    """
+    sigma, normal = math.sqrt(math.log1p(spread**2)), NormalDist()
+    below = [0.0, *(normal.cdf(normal.inv_cdf(quarter / QUARTERS) - sigma) for quarter in (1, 2, 3)), 1.0]
+    return tuple(QUARTERS * (high - low) for low, high in pairwise(below)) if spread else (1.0,)
+
+
+def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0, shares: Sequence[float] = (1.0,)) -> Graph:
+    """Keep attention alone: of ``batch`` sequences that decode behind contexts with these ``shares`` of the mean, or
+    with ``before`` more keys for each sequence.
+    """
     blocks = []
     for block in graph.blocks:
         ops = (op for op in block.ops if isinstance(op, _ATTENTION))
-        if kept := tuple(_batched(op, batch) if batch else _behind(op, before) for op in ops):
+        if kept := tuple(_batched(op, batch, shares) if batch else _behind(op, before) for op in ops):
             blocks.append(Block(kept, block.repeat, block.label))
     if not blocks:
         raise bad_value(graph.name, "a model with fused attention", "none", "Use --attention flash.")
     return Graph(f"{graph.name} attention", tuple(blocks))
 
 
-def _batched(op: Operator, batch: int) -> Operator:
-    """Return the attention of one sequence that decodes as that of ``batch`` alike."""
+def _batched(op: Operator, batch: int, shares: Sequence[float]) -> Operator:
+    """Return the attention of one sequence that decodes as that of ``batch``, whose contexts have these shares."""
     if isinstance(op, PagedAttention):
-        splits = GRAPH_SPLITS if batch <= GRAPH_TOKENS else 0
-        return replace(op, groups=tuple((batch * count, q, kv) for count, q, kv in op.groups), splits=splits)
+        ((_, q, kv),), parts = op.groups, len(shares)
+        counts = [batch * (i + 1) // parts - batch * i // parts for i in range(parts)]
+        if kv <= SHORT_CONTEXT or batch < parts:
+            counts, shares = [batch], (1.0,)
+        groups = tuple((count, q, max(round(kv * share), 1)) for count, share in zip(counts, shares, strict=True))
+        return replace(op, groups=groups, splits=GRAPH_SPLITS if batch <= GRAPH_TOKENS else 0)
     assert isinstance(op, (Attention, LatentAttention))
     return replace(op, batch=batch)
 

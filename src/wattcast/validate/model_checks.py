@@ -32,7 +32,7 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import total_at_clock
 from wattcast.predictor.prediction import predict_graph
-from wattcast.serving.arrivals import make_trace
+from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
 from wattcast.serving.host_times import COMPILED, REQUESTS_FILE, EngineRecords, load_engine_records
 from wattcast.serving.serving_result import ServingResult, percentiles
@@ -210,8 +210,8 @@ def compare_serving(
 ) -> list[ServingComparison]:
     """Predict every measured step and traffic run of some models; ``held_out`` keeps one side of the split.
 
-    Two kinds of rows are left out: runs in which the engine compiled a kernel, and steps of an engine with experts on
-    dummy weights where the same engine was measured with weights that tell tokens apart.
+    Two kinds of rows are left out: runs in which the engine compiled a kernel, and steps of an engine on dummy
+    weights where the same engine was measured with weights that tell tokens apart.
     """
     found = []
     told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
@@ -224,11 +224,14 @@ def compare_serving(
         kept = [row for row in rows if held_out is None or is_held_out(row) == held_out]
         if (models is not None and model not in models) or not kept:
             continue
-        costs = tabulate_engine(engine, gpu)
         settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
+        served = [trace_of(row, records) for row in rows if row["kind"] == "traffic"]
+        alike, uneven = tabulate_engine(engine, gpu), tabulate_engine(engine, gpu, served)
         for row in kept:
-            compare = _compare_traffic if row["kind"] == "traffic" else _compare_step
-            values = compare(row, records, costs, settings)
+            if row["kind"] == "traffic":
+                values = _compare_traffic(row, records, uneven, settings)
+            else:
+                values = _compare_step(row, alike, settings)
             found.append(ServingComparison(row["id"], model, row["kind"], is_held_out(row), values))
     return found
 
@@ -237,8 +240,8 @@ def is_held_out(row: Plain) -> bool:
     return bool(row["held_out"] or row.get("held_out_load"))
 
 
-def tabulate_engine(engine: Plain, gpu: Gpu) -> StepCosts:
-    """Tabulate the engine as it was started: number format, limits, longest context."""
+def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> StepCosts:
+    """Tabulate the engine as it was started, for contexts all alike or uneven as in the traffic it ``served``."""
     options = ModelOptions.from_names(
         stack=SoftwareStack.ENGINE,
         quantization="fp8" if engine["quantization"] == "fp8" else None,
@@ -251,6 +254,7 @@ def tabulate_engine(engine: Plain, gpu: Gpu) -> StepCosts:
         max_tokens=int(engine["max_batched_tokens"]),
         max_seqs=int(engine["max_seqs"]),
         longest_context=int(engine["max_model_len"]),
+        context_spread=float(np.mean([trace.context_spread for trace in served])) if served else 0.0,
         block_tokens=int(engine["block_tokens"]),
     )
 
@@ -263,9 +267,7 @@ def load_measured_model(name: str) -> ModelSpec:
     return convert_config(known[name], f"engine_models.jsonl: {name}", name)
 
 
-def _compare_step(
-    row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings
-) -> dict[str, tuple[float, float]]:
+def _compare_step(row: Plain, costs: StepCosts, settings: EngineSettings) -> dict[str, tuple[float, float]]:
     """Predict a repeated step; a prompt longer than a step is the mean over its chunks."""
     batch, context, prompts = int(row["batch"]), float(row["context_mean"]), int(row["prompts"] or 0)
     tokens, room = int(row["prompt_tokens"] or 0), settings.max_batched_tokens - batch
@@ -300,11 +302,14 @@ def _compare_traffic(
 
 
 def serve_again(row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings) -> ServingResult:
+    return serve_trace(trace_of(row, records), costs, settings)
+
+
+def trace_of(row: Plain, records: EngineRecords) -> Trace:
+    """Return the requests of a traffic run as they were sent."""
+    columns = ("arrival_s", "prompt_tokens", "output_tokens")
     requests = records.requests_of(row["id"])
-    arrival_s, prompt, output = (
-        [request[name] for request in requests] for name in ("arrival_s", "prompt_tokens", "output_tokens")
-    )
-    return serve_trace(make_trace(arrival_s, prompt, output, name=row["id"]), costs, settings)
+    return make_trace(*([request[name] for request in requests] for name in columns), name=row["id"])
 
 
 def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:
