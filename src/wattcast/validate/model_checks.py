@@ -307,9 +307,11 @@ def serve_again(row: Plain, records: EngineRecords, costs: StepCosts, settings: 
 
 def trace_of(row: Plain, records: EngineRecords) -> Trace:
     """Return the requests of a traffic run as they were sent."""
-    columns = ("arrival_s", "prompt_tokens", "output_tokens")
     requests = records.requests_of(row["id"])
-    return make_trace(*([request[name] for request in requests] for name in columns), name=row["id"])
+    arrival_s, prompt, output = (
+        [request[name] for request in requests] for name in ("arrival_s", "prompt_tokens", "output_tokens")
+    )
+    return make_trace(arrival_s, prompt, output, name=row["id"])
 
 
 def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:
