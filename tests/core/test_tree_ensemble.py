@@ -68,7 +68,7 @@ def test_arrays_that_point_nowhere_are_refused(forest: TreeEnsemble) -> None:
 
 @pytest.mark.parametrize(("trees", "depth"), [(1, 0), (3, 1), (20, 3), (5, 6)])
 def test_trees_answered_at_once_are_the_trees_walked(trees: int, depth: int) -> None:
-    """Random trees, some branches cut short; the last are too large to be answered at once."""
+    """Random trees, some branches cut short; the last have too many leaves to be answered at once."""
     rng = np.random.default_rng(depth)
     nodes = 2 ** (depth + 1) - 1
     itself = np.broadcast_to(np.arange(nodes, dtype=np.int32), (trees, nodes))
@@ -80,6 +80,8 @@ def test_trees_answered_at_once_are_the_trees_walked(trees: int, depth: int) -> 
     rows = rng.normal(size=(200, 2)).round(1)  # some on a threshold
     few = [forest.sum_trees(rows[i : i + 5]) for i in range(0, 200, 5)]
     assert_allclose(np.concatenate(few), forest.sum_trees(rows), rtol=1e-12)
+    many = forest.sum_trees(np.tile(rows, (6, 1)))  # by masks of leaves, where trees are small
+    assert (many == np.tile(forest.sum_trees(rows), 6)).all()
     assert forest.sum_trees(rows[:0]).shape == (0,)
     for row, found in zip(rows, forest.sum_trees(rows), strict=True):
         total = 0.5

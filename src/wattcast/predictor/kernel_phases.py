@@ -115,6 +115,7 @@ def build_timeline(
         tensor_cycles=np.divide(tensor_each, gpu.sm_count, order="F"),
         events=events,
         value=value,
+        time_factor=time_factor,
         energy_factor=energy_factor,
         active=count_active_sms(kernels, in_waves),
         calls=calls,

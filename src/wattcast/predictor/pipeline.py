@@ -16,11 +16,12 @@ import numpy as np
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
+from wattcast.kernels.kernel_table import RunCondition
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import interval_energy_j, mean_power_w, part_energy_j
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
-from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
+from wattcast.predictor.learned_factors import compute_ideal_terms
 from wattcast.predictor.timeline import (
     Timeline,
     compute_busy_s,
@@ -31,6 +32,7 @@ from wattcast.predictor.timeline import (
 )
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
+from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Bmm, Collective, Linear
 
 BUSY_EVENT = "busy_sm_cycle"
@@ -153,25 +155,29 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
     if not tokens or bundle.learned is None:
         return timeline
-    rows = np.repeat(list(tokens), 2)
-    ops = tuple(replace(kernels.ops[i], m=more) for i, m in tokens.items() for more in _more_rows(m))  # type: ignore[call-arg]
-    padded = build_kernels(ops, [kernels.conditions[i] for i in rows], gpu, bundle.reference, ())
-    own_s, padded_s = (_reference_s(some, bundle, bundle.learned) for some in (kernels, padded))
-    factor = np.ones(len(kernels.ops))
-    factor[list(tokens)] = np.minimum(padded_s.reshape(-1, 2).min(axis=1) / own_s[list(tokens)], 1.0)
+    larger: dict[tuple[Operator, RunCondition], int] = {}  # of many products that differ in rows alone, they are few
+    places = [
+        larger.setdefault((replace(kernels.ops[i], m=more), kernels.conditions[i]), len(larger))  # type: ignore[call-arg]
+        for i, m in tokens.items()
+        for more in _more_rows(m)
+    ]
+    ops, conditions = zip(*larger, strict=True)
+    padded = build_kernels(ops, conditions, gpu, bundle.reference, ())
+    learned = bundle.learned.factors(padded, blend_corrections(padded.work, bundle.corrections), energy=False)[0]
+    padded_s = _reference_s(padded, bundle, learned)[places].reshape(-1, 2).min(axis=1)
+    own_s, factor = _reference_s(kernels, bundle, timeline.time_factor), np.ones(len(kernels.ops))
+    factor[list(tokens)] = np.minimum(padded_s / own_s[list(tokens)], 1.0)
     return timeline.scale_kernels(factor)
 
 
 _MOST_ROWS = 1024  # beyond, tiles of any kind fill the chip several times
 
 
-def _reference_s(kernels: Kernels, bundle: Bundle, learned: LearnedFactors) -> Array:
+def _reference_s(kernels: Kernels, bundle: Bundle, time_factor: Array) -> Array:
     """Return the seconds of each kernel on the reference chip at its top clock, ``(kernel,)``."""
     blended = blend_corrections(kernels.work, bundle.corrections)
     terms = compute_ideal_terms(kernels, bundle.reference)
-    return np.asarray(
-        learned.factors(kernels, blended, energy=False)[0] * terms.corrected(blended.T, bundle.reference.top_hz)
-    )
+    return np.asarray(time_factor * terms.corrected(blended.T, bundle.reference.top_hz))
 
 
 def _more_rows(m: int) -> list[int]:

@@ -63,6 +63,7 @@ class Timeline:
     tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
     events: tuple[str, ...]
     value: Array  # (kernel, event) counts of one run of each kernel
+    time_factor: Array  # (kernel,) learned factor on the time of a kernel
     energy_factor: Array  # (kernel,) learned factor on what a kernel's events cost
     active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
@@ -97,6 +98,7 @@ class Timeline:
             tensor_cycles=self.tensor_cycles.take(tensor.take(tensor_rows), axis=-1),
             events=self.events,
             value=self.value.take(rows, axis=0),
+            time_factor=self.time_factor.take(rows),
             energy_factor=self.energy_factor.take(rows),
             active=self.active.take(rows, axis=-1),
             calls=kernels.calls,
