@@ -83,16 +83,21 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def machine(libraries: Path, tmp_path: Path) -> Machine:
+    return stand_in_machine(libraries, tmp_path)
+
+
+def stand_in_machine(libraries: Path, folder: Path) -> Machine:
+    """A machine with the stand-in libraries that writes below ``folder``."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     compiled('extern "C" __global__ void nothing() {}', "sm_90a")
-    nvml = StandIn(libraries, tmp_path / "script.txt")
+    nvml = StandIn(libraries, folder / "script.txt")
     nvml.follow("at -10 300 1980 0 45 60")
     environment = {
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": str(SOURCE),
         "STANDIN_MEDIA": str(libraries / "media.so"),
-        "TMPDIR": str(tmp_path),
+        "TMPDIR": str(folder),
         "XDG_CACHE_HOME": str(libraries / "cache"),  # compiled once a run of the tests
         **nvml.environment,
     }

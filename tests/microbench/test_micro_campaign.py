@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_in_machine import stand_in_machine
 
 from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import row_to_plain
@@ -26,14 +27,32 @@ def micro_row(plain: dict[str, Any]) -> MicroRow:
 
 
 QUICK = ("--quick", "--budget", "60s")
+UNITS = ("dram_copy", "dram_memcpy", "fp32_fma", "l2_read", "conflicts_0")
+LATENCIES = (
+    *("latency_fp32_fma", "latency_ring_128", "latency_pages_32768", "cluster_read_2", "tile_copy_l2"),
+    *("wgmma_sparse_fp8", "transfer"),
+)
 
 
-def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Path, rows) -> None:
-    out = tmp_path / "out"
-    done = machine.measure("microbench", "--out", str(out), "--only", "dram_copy,dram_memcpy,fp32_fma", *QUICK)
+@pytest.fixture(scope="module")
+def measured(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one campaign on a bare node, which lacks msgspec."""
+    folder = tmp_path_factory.mktemp("campaign")
+    machine = stand_in_machine(libraries, folder)
+    (folder / "bare").mkdir()
+    (folder / "bare" / "msgspec.py").write_text("raise ModuleNotFoundError('msgspec')\n")
+    path, only = f"{folder / 'bare'}:{machine.environment['PYTHONPATH']}", ",".join(UNITS + LATENCIES)
+    arguments = ("--out", str(folder / "out"), "--only", only, "--quick", "--budget", "120s")
+    done = machine.measure("microbench", *arguments, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    found = {row["id"]: micro_row(row) for row in rows(out / "microbench.jsonl")}
-    assert set(found) == {"idle_context_on", "dram_copy", "dram_memcpy-v2", "fp32_fma-v2"}
+    return folder / "out"
+
+
+def test_rows_have_time_cycles_power_and_what_was_checked(measured: Path, rows) -> None:
+    plain = {row["id"]: row for row in rows(measured / "microbench.jsonl")}
+    names = {row["name"] for row in plain.values()} - {"pcie_to_device", "pcie_to_host", "pcie_both"}
+    assert names == {"idle_context_on", *UNITS, *LATENCIES} - {"transfer"}
+    found = {name: micro_row(row) for name, row in plain.items()}
     fma, copy = found["fp32_fma-v2"], found["dram_copy"]
     assert (fma.name, fma.version, copy.version) == ("fp32_fma", 2, 1)
     assert copy.checked == "passed"
@@ -46,21 +65,13 @@ def test_rows_have_time_cycles_power_and_what_was_checked(machine, tmp_path: Pat
     assert fma.max_power_of == "largest of the sensor's readings"
     assert fma.memory_power_w is None  # a quick row is shorter than the memory sensor's average
     assert copy.byte == pytest.approx(16.0 * copy.operations)
-    (run,) = rows(out / "runs.jsonl")
+    (run,) = rows(measured / "runs.jsonl")
     assert run["sm_count"] == 4
 
 
-def test_latencies_clusters_tiles_and_transfers_without_msgspec(machine, tmp_path: Path, rows) -> None:
-    """A bare node lacks msgspec; a ring that does not fit into the memory costs its row alone."""
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "msgspec.py").write_text("raise ModuleNotFoundError('msgspec')\n")
-    path = f"{tmp_path / 'bare'}:{machine.environment['PYTHONPATH']}"
-    names = (
-        "latency_fp32_fma,latency_ring_128,latency_pages_32768,cluster_read_2,tile_copy_l2,wgmma_sparse_fp8,transfer"
-    )
-    done = machine.measure("microbench", "--out", str(tmp_path / "out"), "--only", names, *QUICK, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    plain = {row["id"]: row for row in rows(tmp_path / "out" / "microbench.jsonl")}
+def test_latencies_clusters_tiles_and_transfers_without_msgspec(measured: Path, rows) -> None:
+    """A ring that does not fit into the memory costs its row alone."""
+    plain = {row["id"]: row for row in rows(measured / "microbench.jsonl")}
     assert "65536 MiB" in plain.pop("latency_pages_32768-v2")["error"]
     found = {name: micro_row(row) for name, row in plain.items()}
     assert not any(row.error for row in found.values())
@@ -266,11 +277,8 @@ def test_an_sm_that_is_served_sooner_counts_with_the_blocks_it_took() -> None:
     assert (found.blocks_per_sm, found.per_sm) == (2.0, 3000.0)
 
 
-def test_what_lives_in_l2_gets_many_blocks_one_after_another(machine, tmp_path: Path, rows) -> None:
-    out = tmp_path / "out"
-    done = machine.measure("microbench", "--out", str(out), "--only", "l2_read,conflicts_0", *QUICK)
-    assert done.returncode == 0, done.stderr
-    blocks = {row["name"]: row["blocks"] for row in rows(out / "microbench.jsonl") if row.get("blocks")}
+def test_what_lives_in_l2_gets_many_blocks_one_after_another(measured: Path, rows) -> None:
+    blocks = {row["name"]: row["blocks"] for row in rows(measured / "microbench.jsonl") if row.get("blocks")}
     assert blocks["l2_read"] == 16 * 4 * 2
     assert blocks["conflicts_0"] <= 4 * 2
 
