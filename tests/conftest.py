@@ -15,6 +15,8 @@ from wattcast.cli.shared_options import Environment
 from wattcast.core.strict_files import reference_folder
 
 ROOT = Path(__file__).resolve().parent.parent
+for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")  # workers use all cores: threads of theirs wait for one another
 settings.register_profile("wattcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
 
