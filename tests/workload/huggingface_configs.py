@@ -528,6 +528,43 @@ TAKEN = [
         "GPTNeoXConfig",
         {**_sizes("gpt_neox", 44, 6144, 64, 64, 24576, 50432), "hidden_act": "gelu", "rotary_pct": 0.25},
     ),
+    _by_default("ai21labs/Jamba-v0.1", 51.6, "JambaConfig", _sizes("jamba", 32, 4096, 32, 8, 14336, 65536)),
+    _quoted(
+        "LiquidAI/LFM2-1.2B",
+        1.17,
+        "a test of a Rust port",
+        _sizes(
+            "lfm2",
+            16,
+            2048,
+            32,
+            8,
+            8192,
+            65536,
+            block_ff_dim=12288,
+            full_attn_idxs=[2, 5, 8, 10, 12, 14],
+            block_auto_adjust_ff_dim=True,
+            block_multiple_of=256,
+            conv_L_cache=3,
+            conv_bias=False,
+        ),
+    ),
+    _quoted(
+        "google-t5/t5-small",
+        0.0605,
+        _KQI,
+        {
+            "model_type": "t5",
+            "d_model": 512,
+            "num_layers": 6,
+            "d_ff": 2048,
+            "d_kv": 64,
+            "num_heads": 8,
+            "vocab_size": 32128,
+            "n_positions": 512,
+            "architectures": ["T5ForConditionalGeneration"],
+        },
+    ),
 ]
 ENCODERS = [
     _by_default(
@@ -536,12 +573,6 @@ ENCODERS = [
 ]
 
 REFUSED = [  # and the word that the reason must have
-    (_quoted("google-t5/t5-small", 0.06, _KQI, {"model_type": "t5", "d_model": 512, "num_layers": 6}), "t5"),
-    (
-        _by_default("ai21labs/Jamba-v0.1", 52.0, "JambaConfig", _sizes("jamba", 32, 4096, 32, 8, 14336, 65536)),
-        "jamba",
-    ),
-    (_by_default("LiquidAI/LFM2-1.2B", 1.2, "Lfm2Config", _sizes("lfm2", 32, 2560, 32, 8, 12288, 65536)), "lfm2"),
     (
         _by_default(
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",

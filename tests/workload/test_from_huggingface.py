@@ -68,7 +68,7 @@ def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: 
     ("change", "says"),
     [
         ({"model_type": "llma"}, "Closest: llama"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}, "RwkvForCausalLM"),
         ({"model_type": None}, "(missing)"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "snake"}, "hidden_act"),

@@ -132,12 +132,16 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
     training = options.phase is WorkloadPhase.TRAIN
     if options.phase is WorkloadPhase.DECODE:
         past, length = options.seq or 0, 1
+    source = (options.seq or 1) if model.template.source else 0
+    if source and options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
+        past, length = (past - source + 1 if past else 0), 1  # the decoder begins with a start token, then its answer
     dtype = activation_dtype(options)
     served = options.stack is SoftwareStack.ENGINE and model.template.engine
     run = PassSettings(
         batch=options.batch,
         length=-(-(length or options.seq or 1) // options.cp),
         past=past,
+        source=source,
         cached=not training and model.kind is ModelKind.LANGUAGE and options.phase is not WorkloadPhase.FORWARD,
         dtype=dtype,
         weight_dtype=options.dtype if options.dtype in (Dtype.FP8, Dtype.INT8) and not options.recipe else dtype,

@@ -548,10 +548,13 @@ class StateScan(Operator):
     token of a head costs 2QK·g/h (scores inside the chunk), 2QV (their sum of values) and 4KV (into and out of the
     state) [Dao2024, section 6]. The delta rule solves a triangle besides: 2QK·g/h + 2Q(K + V) + 2Q²/3 + 2KV more
     [Yang2024]. A single token costs 6KV, by the delta rule 8KV. ``resumed``: an earlier state is read.
+
+    Mamba's first rule decays every value of the state by itself, so that heads are channels (V = 1) and tokens follow
+    one another: 7K each, for exp(Δ·A), (Δ·x)·B, the state's a·h + b and the sum of C·h [Gu2023, algorithm 2].
     """
 
     form_text: ClassVar[str] = "{op.kind} {op.rule}"
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"rule": ("mamba2", "delta", "lightning")}
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"rule": ("mamba", "mamba2", "delta", "lightning")}
     batch: int
     length: int
     heads: int
@@ -566,7 +569,9 @@ class StateScan(Operator):
     def work(self) -> OperatorWork:
         k, v, chunk = float(self.key_dim), float(self.value_dim), float(self.chunk)
         delta = self.rule == "delta"
-        if self.length == 1:
+        if self.rule == "mamba":
+            each = 7.0 * k * v
+        elif self.length == 1:
             each = (8.0 if delta else 6.0) * k * v
         else:
             scores = 2.0 * chunk * k * self.key_heads / self.heads
@@ -578,4 +583,5 @@ class StateScan(Operator):
         token = self.heads * self.value_dim + 2 * self.key_heads * self.key_dim + 2 * self.heads
         read = self.dtype.byte * tokens * token + state * self.resumed
         write = self.dtype.byte * tokens * self.heads * v + state
-        return OperatorWork(tokens * self.heads * each, read, write, tokens * self.heads)
+        exponentials = tokens * self.heads * (k if self.rule == "mamba" else 1.0)
+        return OperatorWork(tokens * self.heads * each, read, write, exponentials)

@@ -39,6 +39,7 @@ class ModelArchitecture:
     trace_name: str
     engine: bool = False  # whether the template itself knows how an inference engine runs it
     item: str = ""  # what a batch is counted in where it is not text
+    source: bool = False  # whether an encoder reads the prompt and a decoder begins with one token
 
     @property
     def dims(self) -> Any:
@@ -60,16 +61,22 @@ ARCHITECTURES: dict[str, ModelArchitecture] = {
     "decoder": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "DecoderDims", "trace_decoder", engine=True),
     "gpt": ModelArchitecture(ModelKind.LANGUAGE, "classic_transformers", "GptDims", "trace_gpt", engine=True),
     "latent": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "LatentDims", "trace_latent", engine=True),
-    "whisper": ModelArchitecture(ModelKind.LANGUAGE, "multimodal", "WhisperDims", "trace_whisper", item="audio clip"),
+    "t5": ModelArchitecture(ModelKind.LANGUAGE, "classic_transformers", "T5Dims", "trace_t5", source=True),
+    "t5_encoder": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "T5Dims", "trace_t5"),
+    "whisper": ModelArchitecture(
+        ModelKind.LANGUAGE, "classic_transformers", "WhisperDims", "trace_whisper", item="audio clip"
+    ),
     "bert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "BertDims", "trace_bert"),
     "modernbert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "ModernBertDims", "trace_modernbert"),
     "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit", item="picture"),
-    "clip": ModelArchitecture(ModelKind.VISION, "multimodal", "ClipDims", "trace_clip", item="picture"),
-    "resnet": ModelArchitecture(ModelKind.VISION, "multimodal", "ResnetDims", "trace_resnet", item="picture"),
-    "convnext": ModelArchitecture(ModelKind.VISION, "multimodal", "ConvNextDims", "trace_convnext", item="picture"),
+    "clip": ModelArchitecture(ModelKind.VISION, "image_models", "ClipDims", "trace_clip", item="picture"),
+    "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet", item="picture"),
+    "convnext": ModelArchitecture(ModelKind.VISION, "image_models", "ConvNextDims", "trace_convnext", item="picture"),
     "mobilevit": ModelArchitecture(
-        ModelKind.VISION, "multimodal", "MobileVitDims", "trace_mobilevit", item="picture"
+        ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit", item="picture"
     ),
+    "swin": ModelArchitecture(ModelKind.VISION, "image_models", "SwinDims", "trace_swin", item="picture"),
+    "sam": ModelArchitecture(ModelKind.VISION, "image_models", "SamDims", "trace_sam", item="picture"),
     "unet": ModelArchitecture(ModelKind.VISION, "denoisers", "UnetDims", "trace_unet", item="denoising step"),
     "dit": ModelArchitecture(ModelKind.VISION, "denoisers", "DitDims", "trace_dit", item="denoising step"),
     "joint": ModelArchitecture(ModelKind.VISION, "denoisers", "JointDims", "trace_joint", item="denoising step"),

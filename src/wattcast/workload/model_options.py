@@ -265,7 +265,7 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
             taken["image"] = image = model.dims.image
             said.append(f"pictures of {image} by {image} (the published input)")
         # Refuse pictures that the network cannot halve or cut into patches evenly
-        steps = {"resnet": 32, "mobilevit": 64, "unet": 8}
+        steps = {"resnet": 32, "swin": 32, "mobilevit": 64, "unet": 8}
         step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
         if image < step or image % step:
             raise bad_value(f"{model.name}: image", f"a multiple of {step} pixels", image)
@@ -376,6 +376,8 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         said.append("no padding: all sequences are of one length")
     if phase is WorkloadPhase.DECODE:
         said.append(f"one new token a sequence behind a cache of {options.seq}")
+    if model.template.source:
+        said.append(f"an encoder reads {options.seq} tokens; the decoder begins with a start token")
     decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
     if decoding and options.stack is not SoftwareStack.ENGINE:
         said.append("the cache grows by concatenation (Hugging Face DynamicCache)")

@@ -34,6 +34,7 @@ class PassSettings:
     batch: int
     length: int  # new tokens a sequence
     past: int = 0  # tokens a sequence already has in the cache
+    source: int = 0  # tokens that an encoder reads before a decoder begins (T5)
     cached: bool = True  # keys and values are kept for later
     dtype: Dtype = Dtype.BF16  # of activations
     weight_dtype: Dtype = Dtype.BF16  # of the weights of linear layers

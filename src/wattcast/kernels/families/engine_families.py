@@ -390,9 +390,12 @@ def _count_scan(op: CausalConv | StateScan, cold: bool, warm: bool, rate: float,
 
     A prompt's scan is cut as the Triton code of mamba-ssm and flash-linear-attention is: five kernels (decay, states
     of the chunks, states passed along, scores, outputs), six by the delta rule. States of chunks pass in fp32.
+    Mamba's first rule is one kernel, with a block for each channel of each sequence.
     """
     units, launches, between, read, write = 1.0, 1.0, 0.0, op.read_byte, op.write_byte
-    if isinstance(op, StateScan) and op.length > 1:
+    if isinstance(op, StateScan) and op.rule == "mamba":
+        units = float(op.batch * op.heads)
+    elif isinstance(op, StateScan) and op.length > 1:
         units = float(op.batch * -(-op.length // op.chunk) * op.heads)
         launches = 6.0 if op.rule == "delta" else 5.0
         between = 8.0 * units * op.key_dim * op.value_dim

@@ -1,8 +1,8 @@
-"""Transformers with layer norm: GPT-2 and OPT, BERT and ModernBERT, and the vision transformer."""
+"""Transformers of the first years: GPT-2 and OPT, T5 and Whisper, BERT and ModernBERT, and the vision transformer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
@@ -111,6 +111,242 @@ def _engine_gpt_layer(dims: GptDims, run: PassSettings, x: Tensor) -> Tensor:
         inner = layers.project(run, normed, dims.intermediate // run.tp, bias=True)
         inner = pointwise("relu" if dims.activation == "relu" else "gelu_tanh", inner)
         return functional.leave_parallel(layers.project(run, inner, dims.hidden, bias=True), run.tp)
+
+
+@dataclass(frozen=True)
+class T5Dims:
+    """Published dimensions of T5: an encoder and a decoder whose scores get a learned bias of the distance."""
+
+    layers: int  # of the encoder
+    decoder_layers: int  # 0: the encoder alone
+    hidden: int
+    heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    activation: str = "relu"
+    gated: bool = False
+    buckets: int = 32  # of distances
+    tied: bool = True  # one table for tokens and logits, whose inputs are scaled
+    dropout: float = 0.1
+
+
+def trace_t5(dims: T5Dims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace the encoder over ``run.source`` tokens (not in decode) and the decoder over its new ones."""
+    program = run.new_program()
+    source: list[Tensor] = []
+
+    def norm(tape: Tape, x: Tensor) -> Tensor:
+        return functional.dropout(layers.rms_norm(run, x, scales_input=True), dims.dropout)
+
+    if not run.past or not dims.decoder_layers:
+        read = replace(run, length=run.source or run.length, past=0, cached=False)
+        x, bias = program.section("encoder.embedding", lambda tape: _embed_t5(dims, read, tape, decoder=False))
+        repeat = -(-dims.layers // stages)
+        (x,) = program.section("encoder.layers", lambda _, *x: _t5_layer(dims, read, *x), x, bias, repeat=repeat)
+        source = program.section("encoder.norm", norm, x)
+    if not dims.decoder_layers:
+        return program
+    x, bias, *rest = program.section("decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True))
+
+    def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
+        mask, heard = (given[0] if len(rest) > 1 else None), (given[-1] if source else None)
+        return _t5_layer(dims, run, x, bias, mask, (none, heard))
+
+    repeat = -(-dims.decoder_layers // stages)
+    (x,) = program.section("decoder.layers", layer, x, bias, *rest, *source, repeat=repeat)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        x = norm(tape, x)
+        return layers.language_head(run, x * 0.0442 if dims.tied else x, dims.vocab, tied=dims.tied)
+
+    program.section("head", head, x)
+    return program
+
+
+def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> list[Tensor]:
+    """Look up the tokens; the bias of each distance and, for a decoder, a mask and no bias over the source."""
+    known = decoder and not run.past  # the encoder looked up the same table
+    table = tape.parameter(-(-dims.vocab // run.tp), dims.hidden, dtype=run.dtype, tied=known)
+    x = functional.leave_parallel(functional.embedding(table, (run.batch, run.length)), run.tp)
+    x = functional.dropout(x, dims.dropout)
+    mask = layers.build_mask(tape, run) if decoder else []
+    heads, shape = dims.heads // run.tp, (run.length, run.context)
+    query = pointwise("shift", fill(tape, shape[:1], Dtype.INT64)).unsqueeze(1)
+    far = pointwise("sub", fill(tape, shape[1:], Dtype.INT64), query)
+    side = far
+    if decoder:
+        far = pointwise("neg", pointwise("maximum", far, fill(tape, shape, Dtype.INT64)))
+    else:  # either side has half of the buckets
+        side = pointwise("cast", pointwise("compare", far, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64)
+        side, far = pointwise("shift", pointwise("scale", side)), pointwise("abs", far)
+    near = pointwise("compare", far, out_dtype=Dtype.BOOL)
+    place = pointwise("cast", far, out_dtype=Dtype.FP32)
+    for name in ("scale", "log", "scale", "scale"):
+        place = pointwise(name, place)
+    place = pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
+    place = pointwise("where", far, pointwise("maximum", place, fill(tape, shape, Dtype.INT64)), near)
+    pointwise("shift", place) if decoder else pointwise("add", place, side)
+    values = functional.embedding(tape.parameter(dims.buckets, heads, dtype=run.dtype), shape)
+    bias = values.permute(2, 0, 1).unsqueeze(0)
+    return [x, bias, fill(tape, (1, heads, run.length, run.source), run.dtype), *mask] if decoder else [x, bias]
+
+
+def _t5_layer(
+    dims: T5Dims, run: PassSettings, x: Tensor, bias: Tensor, mask: Tensor | None = None,
+    source: tuple[Tensor, Tensor | None] | None = None,
+) -> Tensor:  # fmt: skip
+    """Add attention, in a decoder attention over the source (its bias, its tokens if not cached), feed-forward."""
+
+    def add(x: Tensor, out: Tensor) -> Tensor:
+        return x + functional.dropout(out, dims.dropout)
+
+    with x.tape.scope("attention"):
+        normed = layers.rms_norm(run, x, scales_input=True)
+        x = add(x, _t5_attention(dims, run, normed, normed, bias, mask, causal=source is not None))
+    if source is not None:
+        with x.tape.scope("cross"):
+            normed = layers.rms_norm(run, x, scales_input=True)
+            x = add(x, _t5_attention(dims, run, normed, source[1], source[0]))
+    with x.tape.scope("mlp"):
+        normed = layers.rms_norm(run, x, scales_input=True)
+        feed_forward = layers.gated_feed_forward if dims.gated else layers.feed_forward
+        return add(x, feed_forward(run, normed, dims.intermediate, dims.activation, bias=False))
+
+
+def _t5_attention(
+    dims: T5Dims, run: PassSettings, x: Tensor, source: Tensor | None, bias: Tensor, mask: Tensor | None = None,
+    *, causal: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attend with a bias; keys and values come from ``source``, or from the cache where it is None."""
+    width, tape = dims.heads * dims.head_dim // run.tp, x.tape
+    x = functional.enter_parallel(x, run.tp)
+    q = layers.split_heads(layers.project(run, x, width), dims.head_dim)
+    if source is None:
+        shape = run.batch, width // dims.head_dim, run.source, dims.head_dim
+        k, v = (tape.empty(shape, run.dtype) for _ in range(2))
+        tape.cache_byte += 2 * k.byte
+    else:
+        k, v = (layers.split_heads(layers.project(run, source, width), dims.head_dim) for _ in range(2))
+        here = run if causal else replace(run, past=0, cached=run.cached and source is not x)
+        k, v = layers.append_cache(here, k), layers.append_cache(here, v)
+    if run.flash and causal and run.length > 1:  # what the mask hides is written into the bias
+        places = (fill(tape, (size,), Dtype.INT64) for size in (run.length, run.context))
+        query, key = (place.unsqueeze(axis) for place, axis in zip(places, (1, 0), strict=True))
+        keep = pointwise("compare", query, key, out_dtype=Dtype.BOOL)
+        bias = pointwise("where", bias, keep, fill(tape, (), run.dtype))
+    bias = bias.contiguous() if run.flash else bias
+    out = layers.attend(run, q, k, v, causal=False, mask=mask, bias=bias, p=dims.dropout)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
+
+
+@dataclass(frozen=True)
+class WhisperDims:
+    """Published dimensions of Whisper."""
+
+    encoder_layers: int
+    decoder_layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    mel_bins: int
+    vocab: int
+    frames: int = 1500  # thirty seconds after the stride-2 convolution
+    max_positions: int = 448
+    activation: str = "gelu"
+    dropout: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        """Elements of a head."""
+        return self.hidden // self.heads
+
+
+def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace the encoder once (not in decode, where its keys and values are cached) and the decoder's new tokens."""
+    program = run.new_program()
+    sound: list[Tensor] = []
+
+    def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
+        with tape.scope("attention"):
+            normed = layers.layer_norm(run, x)
+            x = x + _whisper_attention(dims, run, normed, normed, causal=False)
+        return _whisper_feed_forward(dims, run, x)
+
+    if not run.past:
+        sound = program.section("encoder.embedding", lambda tape: _embed_sound(dims, run, tape))
+        repeat = -(-dims.encoder_layers // stages)
+        sound = program.section("encoder.layers", encoder_layer, *sound, repeat=repeat)
+        sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
+    x, *mask = program.section("decoder.embedding", lambda tape: _embed_transcript(dims, run, tape))
+
+    def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
+        with tape.scope("attention"):
+            normed = layers.layer_norm(run, x)
+            shown = given[0] if mask else None
+            x = x + _whisper_attention(dims, run, normed, normed, causal=True, mask=shown, cached=True)
+        with tape.scope("cross"):
+            heard = given[-1] if sound else None
+            x = x + _whisper_attention(dims, run, layers.layer_norm(run, x), heard, causal=False, cached=True)
+        return _whisper_feed_forward(dims, run, x)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
+
+    repeat = -(-dims.decoder_layers // stages)
+    (x,) = program.section("decoder.layers", decoder_layer, x, *mask, *sound, repeat=repeat)
+    program.section("head", head, x)
+    return program
+
+
+def _embed_sound(dims: WhisperDims, run: PassSettings, tape: Tape) -> Tensor:
+    """Convolve twice over time, halving it the second time; add positions."""
+    x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
+    x = functional.activation("gelu", functional.conv1d(x, dims.hidden, 3))
+    x = functional.activation("gelu", functional.conv1d(x, dims.hidden, 3, stride=2)).permute(0, 2, 1)
+    fill(tape, (dims.frames,), Dtype.INT64)
+    places = tape.parameter(dims.frames, dims.hidden, dtype=run.dtype)
+    return functional.dropout(x + functional.embedding(places, (dims.frames,)), dims.dropout)
+
+
+def _embed_transcript(dims: WhisperDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+    """Add token and position rows; build the mask where one is needed."""
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+    layers.build_positions(tape, run)
+    tape.empty((1, run.length), Dtype.INT64).expand(run.batch, run.length).clone()
+    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden)
+    return [functional.dropout(x, dims.dropout), *layers.build_mask(tape, run)]
+
+
+def _whisper_feed_forward(dims: WhisperDims, run: PassSettings, x: Tensor) -> Tensor:
+    with x.tape.scope("mlp"):
+        out = layers.feed_forward(run, layers.layer_norm(run, x), dims.intermediate, dims.activation)
+        return x + functional.dropout(out, dims.dropout)
+
+
+def _whisper_attention(
+    dims: WhisperDims, run: PassSettings, x: Tensor, source: Tensor | None, *, causal: bool,
+    mask: Tensor | None = None, cached: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attend with queries from ``x``; keys (without bias) and values come from ``source``, or the cache if None."""
+    width = dims.hidden // run.tp
+    x = functional.enter_parallel(x, run.tp)
+    q = layers.split_heads(layers.project(run, x, width, bias=True) * 0.125, dims.dim).contiguous()
+    if source is None:
+        k, v = (x.tape.empty((run.batch, width // dims.dim, dims.frames, dims.dim), run.dtype) for _ in range(2))
+        x.tape.cache_byte += 2 * k.byte
+    else:
+        source = functional.enter_parallel(source, run.tp) if source is not x else x
+        k, v = (
+            layers.split_heads(layers.project(run, source, width, bias=bias), dims.dim).contiguous()
+            for bias in (False, True)
+        )
+        if cached:
+            here = run if causal else replace(run, past=0)
+            k, v = layers.append_cache(here, k), layers.append_cache(here, v)
+    out = layers.attend(run, q, k, v, causal=causal, mask=mask)
+    out = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
+    return functional.dropout(out, dims.dropout)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class LayerGroup:
     """Layers of a decoder that are alike where others are not."""
 
     layers: int
-    mixer: str = "attention"  # or "mamba2", "delta", "lightning", "attention and mamba2" side by side, "none"
+    mixer: str = "attention"  # or a rule of ``scan_sequence``, "attention and mamba2" side by side, or "none"
     feed_forward: str = "same"  # as the model's; "dense" in a mixture, or "none"
     window: int = 0  # keys that a token sees; 0: all
     chunk: int = 0  # attention stays inside pieces of so many tokens

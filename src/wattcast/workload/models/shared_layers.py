@@ -55,13 +55,14 @@ class ExpertDims:
 class StateDims:
     """Dimensions of a layer whose heads carry a state of ``key_dim`` by ``value_dim``."""
 
-    heads: int
+    heads: int  # of Mamba: channels
     value_dim: int
-    key_dim: int  # of Mamba-2: the state
+    key_dim: int  # of Mamba: the state
     key_heads: int = 1  # heads that share keys and queries; of Mamba-2: groups
+    step_rank: int = 0  # of the product that gives Mamba its steps
     kernel: int = 4  # taps of the short convolution; 0: none
     chunk: int = 256  # tokens that a prompt's scan takes at a time
-    norm: bool = True  # a gated norm before the last product
+    norm: bool = True  # a gated norm before the last product; of Mamba: norms of steps, keys and queries (Jamba)
     conv_bias: bool = True
     bias: bool = False  # of the products
 
@@ -177,10 +178,11 @@ def wide_layer_norm(run: PassSettings, x: Tensor) -> Tensor:
         return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
 
 
-def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False) -> Tensor:
+def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False, scales_input: bool = False) -> Tensor:
     """Apply an RMS norm as Hugging Face writes it, in fp32: cast, square, mean, rsqrt, scale, cast back, weight.
 
-    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel.
+    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel. ``scales_input``:
+    what is scaled is the input, not its cast (T5).
     """
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
     if run.served:
@@ -189,7 +191,8 @@ def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False) -> Tensor:
         return functional.rms_norm(x, weight)
     with x.tape.scope("norm"):
         wide = x.to(Dtype.FP32)
-        scaled = wide * functional.rsqrt(functional.mean_last(functional.power(wide, 2)) + 1e-6)
+        factor = functional.rsqrt(functional.mean_last(functional.power(wide, 2)) + 1e-6)
+        scaled = (x if scales_input else wide) * factor
         if gemma:
             return (scaled * (weight.to(Dtype.FP32) + 1.0)).to(x.dtype)
         return weight * scaled.to(x.dtype)
@@ -231,9 +234,9 @@ def gated_feed_forward(
         inner = gate_in_one_kernel(run, project(run, x, 2 * width, bias), function)
     elif merged:
         gate, up = project(run, x, 2 * width, bias).split(width, width)
-        inner = up * functional.activation(function, gate)
+        inner = up * activate(function, gate)
     else:
-        gate = functional.activation(function, project(run, x, width, bias))
+        gate = activate(function, project(run, x, width, bias))
         inner = gate * project(run, x, width, bias)
     return functional.leave_parallel(project(run, inner, hidden, bias), run.tp)
 
@@ -307,26 +310,29 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 def attend(
     run: PassSettings, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
-    wide_softmax: bool = False, p: float = 0.0, softcap: bool = False, sink: bool = False,
+    bias: Tensor | None = None, wide_softmax: bool = False, p: float = 0.0, softcap: bool = False, sink: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attend, ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or operator by operator."""
+    """Attend, ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or operator by operator.
+
+    ``bias`` is added to the scores, which keeps fused attention from skipping what ``mask`` hides.
+    """
     with q.tape.scope("attention"):
-        if run.flash and mask is None:
+        if run.flash and mask is None and bias is None:
             out = functional.attention(q, k, v, causal=causal, dropped=run.training and p > 0.0)
         else:
             k, v = (_repeat_heads(t, q.shape[1] // k.shape[1]) for t in (k, v))
             if run.flash:  # the yes-or-no mask becomes numbers to add; nothing is skipped
-                assert mask is not None
-                mask_to_numbers(mask, q.dtype)
+                if mask is not None:
+                    mask_to_numbers(mask, q.dtype)
                 out = functional.attention(q, k, v, causal=False, masked=True)
             else:
                 scores = functional.matmul(q, k.transpose(2, 3)) * 0.125
                 if softcap:
                     scores = functional.activation("tanh", scores * 1.0) * 1.0
-                scores = scores if mask is None else scores + mask
+                for more in (bias, mask):
+                    scores = scores if more is None else scores + more
                 if sink:  # one more score a row, taken off its maximum, and dropped after the softmax
-                    more = q.tape.empty((*scores.shape[:-1], 1), q.dtype)
-                    scores = cat([scores, more], -1)
+                    scores = cat([scores, q.tape.empty((*scores.shape[:-1], 1), q.dtype)], -1)
                     scores = scores + -reduce("max", scores, (*scores.shape[:-1], 1))
                 weights = functional.softmax(scores, wide=wide_softmax).to(q.dtype)
                 if sink:
@@ -345,14 +351,14 @@ def _repeat_heads(x: Tensor, times: int) -> Tensor:
 
 
 def self_attention(
-    run: PassSettings, x: Tensor, heads: int, *, causal: bool = False, mask: Tensor | None = None, p: float = 0.0,
-    wide_softmax: bool = False,
+    run: PassSettings, x: Tensor, heads: int, *, causal: bool = False, mask: Tensor | None = None,
+    bias: Tensor | None = None, p: float = 0.0, wide_softmax: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attend with three projections over the whole sequence, or over earlier tokens where ``causal``."""
     hidden = x.shape[-1]
     x = functional.enter_parallel(x, run.tp)
     q, k, v = (split_heads(project(run, x, hidden // run.tp, True), hidden // heads) for _ in range(3))
-    out = attend(run, q, k, v, causal=causal, mask=mask, p=p, wide_softmax=wide_softmax)
+    out = attend(run, q, k, v, causal=causal, mask=mask, bias=bias, p=p, wide_softmax=wide_softmax)
     return functional.leave_parallel(project(run, out, hidden, True), run.tp)
 
 

@@ -293,7 +293,10 @@ def share_picks(picks: int, experts: int, chosen: int, skew: float) -> list[tupl
 
 
 def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
-    """Project, convolve, scan, norm by a gate, and project back; ``rule`` is mamba2, delta or lightning."""
+    """Project, convolve, scan, norm by a gate, and project back.
+
+    ``rule`` is mamba, mamba2, delta, lightning, or conv: a short convolution between two gates and no scan (LFM2).
+    """
     if run.training:
         raise bad_value("phase", "prefill, decode or generate: gradients of sequence scans are not known", "train")
     tape, hidden = x.tape, x.shape[-1]
@@ -303,6 +306,17 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
     if rule == "lightning":  # keys and queries are as many as values, through an activation; the gate comes apart
         mixed = pointwise("silu", layers.project(run, x, 3 * inner, dims.bias))
         gate = layers.project(run, x, inner, dims.bias)
+    elif rule == "conv":
+        first, gate, values = layers.project(run, x, 3 * inner, dims.bias).split(inner, inner, inner)
+        mixed = _convolve_tokens(dims, run, pointwise("mul", first, values))
+    elif rule == "mamba":
+        wide = layers.project(run, x, 2 * inner, dims.bias)
+        mixed, gate = _convolve_tokens(dims, run, wide.slice(-1, 0, inner)), wide.slice(-1, inner, 2 * inner)
+        low = functional.leave_parallel(layers.project(run, mixed, dims.step_rank + 2 * dims.key_dim), run.tp)
+        parts = low.split(dims.step_rank, dims.key_dim, dims.key_dim)
+        step, *_ = [layers.rms_norm(run, part) for part in parts] if dims.norm else parts
+        layers.project(run, step, inner)
+        tape.parameter(inner, dims.key_dim + 2, dtype=run.dtype)  # decay, skip, and the offset of the step
     else:
         numbers = heads if rule == "mamba2" else 2 * heads  # a step of each head; the delta rule's decay and strength
         if rule == "mamba2":
@@ -313,30 +327,42 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         gate, mixed = wide.slice(-1, 0, inner), wide.slice(-1, inner, 2 * inner + 2 * keys)
         for _ in range(3 if rule == "mamba2" else 2):  # decay, its step's offset, and Mamba-2's skip
             tape.parameter(heads, dtype=run.dtype)
-    batch, length = x.shape[:2]
-    if dims.kernel and rule != "lightning":
-        channels = inner + 2 * keys
-        weights = [tape.parameter(channels, dims.kernel, dtype=run.dtype)]
-        weights += [tape.parameter(channels, dtype=run.dtype)] if dims.conv_bias else []
-        out = tape.empty((batch, length, channels), x.dtype)
-        tape.emit(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (mixed, *weights), (out,))
-        mixed = out
-        tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte if run.cached else 0
-    state = tape.empty((batch, heads, dims.key_dim, dims.value_dim), x.dtype)
-    tape.cache_byte += state.byte if run.cached else 0
-    out = tape.empty((batch, length, inner), x.dtype)
-    chunk = min(dims.chunk, length)
-    op = StateScan(
-        batch, length, heads, groups, dims.key_dim, dims.value_dim, chunk, rule, resumed=run.past > 0, dtype=x.dtype
-    )
-    tape.emit(op, (mixed,), (out,))
-    if dims.norm:
-        tape.parameter(dims.value_dim if rule == "delta" else inner, dtype=run.dtype)
+        mixed = _convolve_tokens(dims, run, mixed) if dims.kernel else mixed
+    out = mixed if rule == "conv" else _scan_tokens(dims, rule, run, mixed, heads, groups)
+    if rule == "conv":
+        out = pointwise("mul", gate, out)
+    elif dims.norm and rule != "mamba":
         dim = dims.value_dim if rule == "delta" else inner
+        tape.parameter(dim, dtype=run.dtype)
         byte = out.numel * x.dtype.byte
         normed = tape.empty(out.shape, x.dtype)
         tape.emit(RmsNorm(out.numel // dim, dim, dtype=x.dtype, read=2 * byte), (out, gate), (normed,))
         out = normed
-    else:
+    elif rule != "mamba":  # Mamba's kernel multiplies by the gate itself
         out = pointwise("mul", out, pointwise("silu", gate))
     return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
+
+
+def _convolve_tokens(dims: layers.StateDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Convolve each channel over its last tokens, which stay in the cache."""
+    tape, (batch, length, channels) = x.tape, x.shape
+    weights = [tape.parameter(channels, dims.kernel, dtype=run.dtype)]
+    weights += [tape.parameter(channels, dtype=run.dtype)] if dims.conv_bias else []
+    out = tape.empty(x.shape, x.dtype)
+    tape.emit(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (x, *weights), (out,))
+    tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte if run.cached else 0
+    return out
+
+
+def _scan_tokens(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor, heads: int, groups: int) -> Tensor:
+    """Carry the state of each head along the tokens; it stays in the cache."""
+    tape, (batch, length) = x.tape, x.shape[:2]
+    tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * x.dtype.byte if run.cached else 0
+    out = tape.empty((batch, length, heads * dims.value_dim), x.dtype)
+    op = StateScan(
+        *(batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length), rule),
+        resumed=run.past > 0,
+        dtype=x.dtype,
+    )
+    tape.emit(op, (x,), (out,))
+    return out

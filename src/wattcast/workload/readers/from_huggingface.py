@@ -62,7 +62,7 @@ def parse_huggingface(data: bytes, where: str, name: str = "") -> ModelSpec:
 
 def convert_config(config: Mapping[str, Any], where: str = "config", name: str = "") -> ModelSpec:
     """Convert a configuration that was read already."""
-    fields = _Fields(config, where)
+    fields = _Fields({name: value for name, value in config.items() if value != "auto"}, where)
     kind = fields.text("model_type", "")
     notes = ["dimensions from a Hugging Face configuration"]
     part = kind
@@ -91,9 +91,9 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     recipe = _read_quantization(fields, notes)
     title = ", ".join(map(clip_text, fields.names("architectures"))) or kind
     source = f"{where} (model_type {kind})"
-    return replace(
-        make_model(name or kind, title, rule.architecture, dims, source, "; ".join(notes)), quantization=recipe
-    )
+    architecture = "t5_encoder" if dims.get("decoder_layers") == 0 else rule.architecture
+    made = make_model(name or kind, title, architecture, dims, source, "; ".join(notes))
+    return replace(made, quantization=recipe)
 
 
 def _read_quantization(fields: _Fields, notes: list[str]) -> str | None:
@@ -419,6 +419,43 @@ def _read_nemotron_pattern(f: _Fields) -> dict[str, Any]:
     return {"layers": len(words), "groups": _group_layers([kinds[word] for word in words])}
 
 
+def _read_jamba(f: _Fields) -> dict[str, Any]:
+    """Return layers of which one in a period attends and one in another is a mixture of experts."""
+    experts, layers = f.read("num_experts=16"), f.read("num_hidden_layers")
+    attends, mixes = (
+        (f.read(f"{name}_layer_period={period}"), f.read(f"{name}_layer_offset={offset}", float))
+        for name, period, offset in (("attn", 8, 4), ("expert", 2, 1))
+    )
+    kinds = [
+        {
+            "mixer": "attention" if layer % attends[0] == attends[1] else "mamba",
+            "feed_forward": "same" if experts > 1 and layer % mixes[0] == mixes[1] else "dense",
+        }
+        for layer in range(layers)
+    ]
+    mixture = {"experts": experts, "experts_chosen": f.read("num_experts_per_tok=2")} if experts > 1 else {}
+    return {"groups": _group_layers(kinds), **mixture, "expert_intermediate": f.read("intermediate_size")}
+
+
+def _read_lfm2(f: _Fields) -> dict[str, Any]:
+    """Return layers that attend or convolve, and the width that is left of the one given (two thirds, rounded up)."""
+    width, layers = f.read("block_ff_dim|intermediate_size"), f.read("num_hidden_layers")
+    experts, dense = f.read("num_experts?"), int(f.read("num_dense_layers=2", float))
+    if not experts and f.read("block_auto_adjust_ff_dim=true", bool):
+        rounding = f.read("block_multiple_of=256")
+        width = -(-int(f.read("block_ffn_dim_multiplier=1.0", float) * int(2 * width / 3)) // rounding) * rounding
+    places = f.get("full_attn_idxs", range(layers))
+    usual = ["full_attention" if layer in places else "conv" for layer in range(layers)]
+    kinds = [
+        {
+            "mixer": "conv" if word == "conv" else "attention",
+            "feed_forward": "dense" if layer < dense and experts else "same",
+        }
+        for layer, word in enumerate(f.words("layer_types", layers, usual))
+    ]
+    return {"intermediate": width, "groups": _group_layers(kinds)}
+
+
 def _read_falcon(f: _Fields) -> dict[str, Any]:
     new, heads = f.read("new_decoder_architecture?", bool), f.read("num_attention_heads")
     shared = f.read("num_kv_heads|n_head_kv|num_attention_heads")
@@ -428,6 +465,29 @@ def _read_falcon(f: _Fields) -> dict[str, Any]:
         "parallel_norms": f.read("num_ln_in_parallel_attn=2") if new else 1,
         "rotary_share": 0.0 if f.read("alibi?", bool) else 1.0,
     }
+
+
+def _read_t5(f: _Fields) -> dict[str, Any]:
+    form = f.text("feed_forward_proj", "relu")
+    known = {"relu": "relu", "gated-gelu": "gelu_new", "gated-silu": "silu"}
+    f.check("feed_forward_proj", form, form in known, f"one of {', '.join(known)}")
+    alone = any("EncoderModel" in str(name) for name in f.names("architectures"))
+    deep = 0 if alone else f.read("num_decoder_layers|num_layers=6")
+    return {"activation": known[form], "gated": form.startswith("gated"), "decoder_layers": deep}
+
+
+def _read_sam(f: _Fields) -> dict[str, Any]:
+    seen = _Fields(f.table("vision_config"), f.where)
+    hidden, layers = seen.read("hidden_size=768"), seen.read("num_hidden_layers=12")
+    places = seen.get("global_attn_indexes", [2, 5, 8, 11])
+    valid = isinstance(places, list) and all(place in range(layers) for place in places)
+    seen.check("global_attn_indexes", places, valid, f"a list of layers below {layers}")
+    sizes = {"heads": "num_attention_heads=12", "patch": "patch_size=16", "image": "image_size=1024"}
+    sizes |= {"window": "window_size=14", "out": "output_channels=256", "channels": "num_channels=3"}
+    width = {"hidden": hidden, "layers": layers, "intermediate": seen.read("mlp_dim?") or 4 * hidden}
+    decoder = _Fields(f.table("mask_decoder_config"), f.where)
+    width["decoder_intermediate"] = decoder.read("mlp_dim=2048")
+    return {"full_layers": len(places), **width, **{name: seen.read(field) for name, field in sizes.items()}}
 
 
 def _count_labels(f: _Fields) -> int:
@@ -453,6 +513,10 @@ FURTHER: dict[str, Callable[[_Fields], dict[str, Any]]] = {
     "granite_experts": _read_granite_experts,
     "nemotron_pattern": _read_nemotron_pattern,
     "falcon": _read_falcon,
+    "jamba": _read_jamba,
+    "lfm2": _read_lfm2,
+    "sam": _read_sam,
+    "t5": _read_t5,
     "full_layers": _count_full_layers,
     "vit_classes": _read_vit_classes,
     "resnet_classes": lambda f: {"classes": _count_labels(f)},

@@ -1,0 +1,578 @@
+"""Networks that read pictures: ResNet, ConvNeXt, MobileViT and CLIP, and the windowed transformers Swin and SAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.workload import tensor_functions as functional
+from wattcast.workload.models import shared_layers as layers
+from wattcast.workload.models.classic_transformers import embed_patches
+from wattcast.workload.operator_types import Conv2d, Elementwise, Layout
+from wattcast.workload.program import PassSettings, Program
+from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, unary
+
+
+@dataclass(frozen=True)
+class ResnetDims:
+    """Published dimensions of a ResNet of bottleneck blocks."""
+
+    blocks: tuple[int, ...]
+    widths: tuple[int, ...] = (256, 512, 1024, 2048)
+    stem: int = 64
+    channels: int = 3
+    classes: int = 1000
+    image: int = 224
+    reduction: int = 4
+
+
+def trace_resnet(dims: ResnetDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.batch`` pictures."""
+    program = run.new_program()
+
+    def stem(tape: Tape) -> Tensor:
+        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        return functional.max_pool(_conv_norm(picture, dims.stem, 7, "relu", stride=2), 3, 2, 1)
+
+    (x,) = program.section("stem", stem)
+    for number, (count, width) in enumerate(zip(dims.blocks, dims.widths, strict=True)):
+        first = _bottleneck(dims, width, stride=1 if number == 0 else 2, projected=True)
+        (x,) = program.section(f"stage{number}.first", first, x)
+        (x,) = program.section(f"stage{number}", _bottleneck(dims, width), x, repeat=count - 1)
+    program.section("head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x)
+    return program
+
+
+def _bottleneck(
+    dims: ResnetDims, width: int, stride: int = 1, projected: bool = False
+) -> Callable[[Tape, Tensor], Tensor]:
+    """Return a block: 1x1 down, 3x3, 1x1 up, added to the input (projected where the shape changes)."""
+    inner = width // dims.reduction
+
+    def block(tape: Tape, x: Tensor) -> Tensor:
+        shortcut = _conv_norm(x, width, 1, stride=stride) if projected else x
+        y = _conv_norm(x, inner, 1, "relu")
+        y = _conv_norm(y, inner, 3, "relu", stride=stride)
+        return functional.activation("relu", _conv_norm(y, width, 1) + shortcut)
+
+    return block
+
+
+def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1) -> Tensor:
+    """Convolve, norm over the batch, and activate where a function is given."""
+    out = functional.batch_norm(functional.conv2d(x, filters, size, stride=stride, groups=groups))
+    return functional.activation(function, out) if function else out
+
+
+@dataclass(frozen=True)
+class ConvNextDims:
+    """Published dimensions of ConvNeXt: depthwise convolutions, each with a feed-forward layer of its own."""
+
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    patch: int = 4
+    channels: int = 3
+    classes: int = 1000
+    image: int = 224
+
+
+def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.batch`` pictures."""
+    program = run.new_program()
+
+    def stem(tape: Tape) -> Tensor:
+        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = functional.conv2d(picture, dims.widths[0], dims.patch, stride=dims.patch, padding=0, bias=True)
+        return _norm_channels(run, x)
+
+    def halve(width: int) -> Callable[[Tape, Tensor], Tensor]:
+        return lambda tape, x: functional.conv2d(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
+
+    (x,) = program.section("stem", stem)
+    for number, (depth, width) in enumerate(zip(dims.depths, dims.widths, strict=True)):
+        if number:
+            (x,) = program.section(f"stage{number}.first", halve(width), x)
+        (x,) = program.section(f"stage{number}", lambda tape, x: _convnext_block(run, x), x, repeat=depth)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.classify(run, layers.layer_norm(run, functional.mean_pool(x)), dims.classes)
+
+    program.section("head", head, x)
+    return program
+
+
+def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
+    """Norm every pixel over its channels, which come last for it and first again after it."""
+    return layers.layer_norm(run, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _convnext_block(run: PassSettings, x: Tensor) -> Tensor:
+    """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors, and add."""
+    width = x.shape[1]
+    y = functional.conv2d(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
+    y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
+    y = y * x.tape.parameter(width, dtype=run.dtype)
+    return x + y.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class MobileVitDims:
+    """Published dimensions of MobileViT: inverted residuals, then convolution and transformer in turn."""
+
+    stem: int
+    widths: tuple[int, ...]  # of the five stages
+    hidden: tuple[int, ...]  # of the transformers in the last three
+    depths: tuple[int, ...]  # transformer layers in each of them
+    last: int  # width before the classifier
+    heads: int = 4
+    mlp_ratio: float = 2.0
+    expand: float = 4.0
+    patch: int = 2
+    classes: int = 1000
+    image: int = 256
+    channels: int = 3
+
+
+def trace_mobilevit(dims: MobileVitDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.batch`` pictures."""
+    program = run.new_program()
+
+    def whole(tape: Tape) -> Tensor:
+        x = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = _conv_norm(x, dims.stem, 3, "silu", stride=2)
+        x = _inverted_residual(dims, x, dims.widths[0], 1)
+        for step in range(3):
+            x = _inverted_residual(dims, x, dims.widths[1], 2 if step == 0 else 1)
+        for number, (hidden, depth) in enumerate(zip(dims.hidden, dims.depths, strict=True)):
+            with tape.scope(f"stage{number + 2}"):
+                x = _inverted_residual(dims, x, dims.widths[number + 2], 2)
+                x = _attend_patches(dims, run, x, hidden, depth)
+        x = _conv_norm(x, dims.last, 1, "silu")
+        return layers.classify(run, functional.mean_pool(x), dims.classes)
+
+    program.section("model", whole)
+    return program
+
+
+def _inverted_residual(dims: MobileVitDims, x: Tensor, width: int, stride: int) -> Tensor:
+    """Convolve 1x1 to wider, 3x3 depthwise, 1x1 to narrower; add to the input where the shape stays."""
+    wanted = round(x.shape[1] * dims.expand)
+    inner = max(8, int(wanted + 4) // 8 * 8)  # the nearest multiple of 8, never a tenth below (as in MobileNet)
+    inner = inner + 8 if inner < 0.9 * wanted else inner
+    y = _conv_norm(x, inner, 1, "silu")
+    y = _conv_norm(y, inner, 3, "silu", stride=stride, groups=inner)
+    y = _conv_norm(y, width, 1)
+    return x + y if stride == 1 and x.shape[1] == width else y
+
+
+def _attend_patches(dims: MobileVitDims, run: PassSettings, x: Tensor, hidden: int, depth: int) -> Tensor:
+    """Let pixels at the same place of every patch attend to one another; fold the result back and mix it in.
+
+    Unfolding, ``[n, c, h, w]`` -> ``[n·patch², patches, c]``, takes two transposing copies, as Hugging Face does it.
+    """
+    n, width, h, w = x.shape
+    patch, rows, columns = dims.patch, h // dims.patch, w // dims.patch
+    y = functional.conv2d(_conv_norm(x, width, 3, "silu"), hidden, 1)
+    y = y.reshape(n * hidden * rows, patch, columns, patch).transpose(1, 2)
+    y = y.reshape(n, hidden, rows * columns, patch * patch).transpose(1, 3)
+    y = y.reshape(n * patch * patch, rows * columns, hidden)
+    for _ in range(depth):
+        y = layers.prenorm_layer(run, y, dims.heads, int(hidden * dims.mlp_ratio), "silu")
+    y = layers.layer_norm(run, y)
+    y = y.contiguous().view(n, patch * patch, rows * columns, hidden).transpose(1, 3)
+    y = y.reshape(n * hidden * rows, columns, patch, patch).transpose(1, 2)
+    y = _conv_norm(y.reshape(n, hidden, h, w), width, 1, "silu")
+    return _conv_norm(cat([x, y], 1), width, 3, "silu")
+
+
+@dataclass(frozen=True)
+class ClipDims:
+    """Published dimensions of CLIP: a picture tower and a text tower."""
+
+    vision_layers: int
+    vision_hidden: int
+    vision_heads: int
+    patch: int
+    text_layers: int
+    text_hidden: int
+    text_heads: int
+    shared: int
+    vocab: int
+    text_length: int = 77
+    image: int = 224
+    channels: int = 3
+    activation: str = "quick_gelu"
+
+
+def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace as many texts as pictures, each through its tower, and the similarities of all pairs."""
+    program = run.new_program()
+    text = replace(run, length=dims.text_length, past=0)
+
+    def embed_picture(tape: Tape) -> Tensor:
+        patches = embed_patches(run, tape, dims.channels, dims.vision_hidden, dims.patch, bias=False, looked_up=True)
+        return layers.layer_norm(run, patches)
+
+    def vision_layer(tape: Tape, x: Tensor) -> Tensor:
+        width = 4 * dims.vision_hidden
+        return layers.prenorm_layer(run, x, dims.vision_heads, width, dims.activation, wide_softmax=True)
+
+    def vision_head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.project(run, layers.layer_norm(run, x.select(1)), dims.shared)
+
+    def embed_text(tape: Tape) -> list[Tensor]:
+        y = layers.embed(text, tape, dims.vocab, dims.text_hidden)
+        y = y + layers.embed(text, tape, dims.text_length, dims.text_hidden, batch=1)
+        return [y, *layers.build_mask(tape, text)]
+
+    def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        return layers.prenorm_layer(
+            text, y, dims.text_heads, 4 * dims.text_hidden, dims.activation, causal=True, mask=mask,
+            wide_softmax=True,
+        )  # fmt: skip
+
+    (x,) = program.section("vision.embedding", embed_picture)
+    (x,) = program.section("vision.layers", vision_layer, x, repeat=-(-dims.vision_layers // stages))
+    (seen,) = program.section("vision.head", vision_head, x)
+    y, *mask = program.section("text.embedding", embed_text)
+    (y,) = program.section("text.layers", text_layer, y, *mask, repeat=-(-dims.text_layers // stages))
+    program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
+    return program
+
+
+def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) -> Tensor:
+    """Scale the vectors of texts and pictures to length one and compute all dot products."""
+    tape = y.tape
+    y = layers.layer_norm(run, y)
+    # the end-of-text token is found by comparing all token numbers
+    fill(tape, (run.batch,), Dtype.INT64)
+    ids = pointwise("cast", tape.empty(y.shape[:2], Dtype.INT64), out_dtype=Dtype.INT32)
+    found = pointwise("cast", pointwise("compare", ids, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
+    places = tape.empty((run.batch,), Dtype.INT64)
+    tape.emit(Elementwise("max", found.numel, dtype=Dtype.INT32, write=places.byte), (found,), (places,))
+    last = functional.pick_rows(y.view(-1, dims.text_hidden), run.batch)
+    logits = functional.linear(_to_unit_length(layers.project(run, last, dims.shared)), _to_unit_length(seen))
+    logits = logits * unary("exp", tape.parameter(1, dtype=run.dtype), lambda g: g * 1.0)
+    if not run.training:
+        return logits
+    return functional.cross_entropy(logits) + functional.cross_entropy(logits.transpose(0, 1).contiguous())
+
+
+def _to_unit_length(x: Tensor) -> Tensor:
+    square = functional.sum_last(functional.power(x, 2))
+    return functional.divide(x, unary("sqrt", square, lambda g: pointwise("div", g, square * 2.0)))
+
+
+@dataclass(frozen=True)
+class SwinDims:
+    """Published dimensions of Swin: attention inside windows, which every second layer shifts by half of one."""
+
+    hidden: int  # of the first stage; each further one has twice as much
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    window: int = 7
+    patch: int = 4
+    image: int = 224
+    channels: int = 3
+    mlp_ratio: float = 4.0
+    activation: str = "gelu"
+    classes: int = 1000
+
+
+def trace_swin(dims: SwinDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass over ``run.batch`` pictures; sides that are no multiple of the window are padded."""
+    program, side = run.new_program(), run.image // dims.patch
+
+    def embed(tape: Tape) -> Tensor:
+        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = functional.conv2d(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        return layers.layer_norm(run, x.view(run.batch, dims.hidden, side * side).transpose(1, 2))
+
+    def keep_as_picture(x: Tensor, side: int) -> None:
+        x.view(run.batch, side, side, -1).permute(0, 3, 1, 2).contiguous()
+
+    def merge(tape: Tape, x: Tensor) -> Tensor:
+        """Join four neighbours to one token of twice the width."""
+        x = x.view(run.batch, side, 2, side, 2, x.shape[-1])
+        x = cat([x.select(4).select(2) for _ in range(4)], -1).view(run.batch, side * side, -1)
+        x = layers.project(run, layers.layer_norm(run, x), x.shape[-1] // 2)
+        keep_as_picture(x, side)
+        return x
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        keep_as_picture(x, side)
+        x = layers.layer_norm(run, x).transpose(1, 2)
+        return layers.classify(run, functional.mean_pool(x.unsqueeze(-1)), dims.classes)
+
+    (x,) = program.section("embedding", embed)
+    for number, (depth, heads) in enumerate(zip(dims.depths, dims.heads, strict=True)):
+        if number:
+            side //= 2
+            (x,) = program.section(f"stage{number}.first", merge, x)
+        for label, repeat, shifted in (("", (depth + 1) // 2, False), (".shifted", depth // 2, side > dims.window)):
+            if repeat:
+                body = _swin_layer(dims, run, heads, side, shifted)
+                (x,) = program.section(f"stage{number}{label}", body, x, repeat=repeat)
+    program.section("head", head, x)
+    return program
+
+
+def _swin_layer(
+    dims: SwinDims, run: PassSettings, heads: int, side: int, shifted: bool
+) -> Callable[[Tape, Tensor], Tensor]:
+    """Return a layer: x + attention inside windows, with a bias for each distance, then x + feed_forward(norm(x))."""
+    window = min(dims.window, side)
+
+    def shift(x: Tensor) -> Tensor:
+        return unary("copy", x, lambda g: pointwise("copy", g)) if shifted else x
+
+    def layer(tape: Tape, x: Tensor) -> Tensor:
+        width, batch = x.shape[-1], run.batch
+        with tape.scope("attention"):
+            y = layers.layer_norm(run, x).view(batch, side, side, width)
+            y = _cut_windows(shift(_pad_picture(y, window)), window).view(-1, window**2, width)
+            table = tape.parameter((2 * window - 1) ** 2, heads, dtype=run.dtype)
+            bias = functional.pick_rows(table, window**4).view(window**2, window**2, heads).permute(2, 0, 1)
+            bias = bias.contiguous().unsqueeze(0)
+            if shifted:
+                bias = bias + _separate_regions(run, tape, -(-side // window) * window, window)
+            y = layers.self_attention(run, y, heads, bias=bias, wide_softmax=True)
+            y = shift(_join_windows(y, batch, window))
+            y = (y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()).view(*x.shape)
+            x = x + y
+        with tape.scope("mlp"):
+            inner = int(dims.mlp_ratio * width)
+            return layers.feed_forward(run, layers.layer_norm(run, x), inner, dims.activation) + x
+
+    return layer
+
+
+def _pad_picture(x: Tensor, window: int) -> Tensor:
+    """Copy ``[n, h, w, c]`` into zeros whose sides are multiples of the window; Hugging Face copies in any case."""
+    n, h, w, c = x.shape
+    out = x.pad_back((n, *(-(-size // window) * window for size in (h, w)), c))
+    x.tape.record((out,), (x,), lambda g: (g.slice(1, 0, h).slice(2, 0, w),))
+    return out
+
+
+def _cut_windows(x: Tensor, window: int) -> Tensor:
+    """Copy ``[n, h, w, c]`` to ``[n·windows, window, window, c]``."""
+    n, h, w, c = x.shape
+    x = x.view(n, h // window, window, w // window, window, c).transpose(2, 3).contiguous()
+    return x.view(-1, window, window, c)
+
+
+def _join_windows(x: Tensor, pictures: int, window: int) -> Tensor:
+    """Copy windows of square pictures back to ``[n, h, w, c]``."""
+    count = round((x.numel // (x.shape[-1] * pictures * window**2)) ** 0.5)
+    x = x.view(pictures, count, count, window, window, x.shape[-1]).transpose(2, 3).contiguous()
+    return x.view(pictures, count * window, count * window, x.shape[-1])
+
+
+def _separate_regions(run: PassSettings, tape: Tape, side: int, window: int) -> Tensor:
+    """Return what keeps tokens apart that a shift brought into one window, ``[n·windows, 1, tokens, tokens]``."""
+    rows, columns = (fill(tape, (side,), Dtype.INT64) for _ in range(2))
+    regions = []
+    for place in (rows, columns):
+        inside = [pointwise("cast", pointwise("compare", place, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64)
+                  for _ in range(2)]  # fmt: skip
+        regions.append(pointwise("add", *inside))
+    both = pointwise("add", pointwise("scale", regions[0]).view(1, side, 1, 1), regions[1].view(1, 1, side, 1))
+    region = _cut_windows(pointwise("cast", both, out_dtype=run.dtype), window).view(-1, window**2)
+    apart = pointwise("sub", region.unsqueeze(1), region.unsqueeze(2))
+    for _ in range(2):
+        apart = pointwise("masked_fill", apart, pointwise("compare", apart, out_dtype=Dtype.BOOL))
+    size = apart.shape[0]
+    apart = apart.view(1, size, 1, window**2, window**2).expand(run.batch, size, 1, window**2, window**2)
+    return apart.reshape(run.batch * size, 1, window**2, window**2)
+
+
+@dataclass(frozen=True)
+class SamDims:
+    """Published dimensions of Segment Anything: an image encoder with windows, and a decoder of masks."""
+
+    layers: int
+    full_layers: int  # that see the whole picture
+    hidden: int
+    heads: int
+    intermediate: int
+    window: int = 14
+    patch: int = 16
+    image: int = 1024
+    channels: int = 3
+    out: int = 256  # channels of the encoded picture, and width of the decoder
+    decoder_intermediate: int = 2048
+
+
+_SAM_MASKS, _SAM_DECODER_HEADS = 4, 8  # one mask and three to choose from; heads of the mask decoder
+
+
+def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
+    """Trace the image encoder and the decoder of masks for one point of each of ``run.batch`` pictures."""
+    if run.training:
+        raise bad_value("phase", "forward: gradients of Segment Anything are not known", "train")
+    program, side = run.new_program(), run.image // dims.patch
+
+    def embed(tape: Tape) -> Tensor:
+        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = functional.conv2d(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        return x.permute(0, 2, 3, 1) + tape.parameter(1, side, side, dims.hidden, dtype=run.dtype)
+
+    def neck(tape: Tape, x: Tensor) -> Tensor:
+        x = _norm_channels(run, functional.conv2d(x.permute(0, 3, 1, 2), dims.out, 1))
+        return _norm_channels(run, functional.conv2d(x, dims.out, 3))
+
+    (places,) = program.section("positions", lambda tape: _embed_grid(run, tape, side, dims.out))
+    (x,) = program.section("embedding", embed)
+    for label, window, repeat in (
+        ("window layers", dims.window, dims.layers - dims.full_layers),
+        ("layers", 0, dims.full_layers),
+    ):
+        if repeat:
+            body = _sam_layer(dims, run, window)
+            (x,) = program.section(label, body, x, repeat=-(-repeat // stages))
+    (x,) = program.section("neck", neck, x)
+    program.section("masks", lambda tape, *given: _decode_masks(dims, run, *given), x, places)
+    return program
+
+
+def _sam_layer(dims: SamDims, run: PassSettings, window: int) -> Callable[[Tape, Tensor], Tensor]:
+    """Return a layer: x + attention(norm(x)) inside windows (0: everywhere), then x + feed_forward(norm(x))."""
+
+    def layer(tape: Tape, x: Tensor) -> Tensor:
+        side = x.shape[1]
+        with tape.scope("attention"):
+            y = layers.layer_norm(run, x)
+            y = _sam_attention(dims, run, _cut_windows(_pad_picture(y, window), window) if window else y)
+            if window:
+                y = _join_windows(y, run.batch, window).slice(1, 0, side).slice(2, 0, side).contiguous()
+            x = x + y
+        with tape.scope("mlp"):
+            return x + layers.feed_forward(run, layers.layer_norm(run, x), dims.intermediate, "gelu")
+
+    return layer
+
+
+def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Attend over ``[n, s, s, c]``; a bias of the rows' and of the columns' distance depends on the query."""
+    tape, (n, s, _, width), dim = x.tape, x.shape, dims.hidden // dims.heads
+    fused = layers.project(run, x, 3 * width, bias=True).view(n, s * s, 3, dims.heads, dim)
+    apart = fused.permute(2, 0, 3, 1, 4).reshape(3, n * dims.heads, s * s, dim)
+    q, k, v = (apart.select(0) for _ in range(3))
+    tables = [_relative_places(run, tape, s, dim) for _ in range(2)]
+    grid = q.view(n * dims.heads, s, s, dim)
+    rows = functional.matmul(grid.permute(1, 0, 2, 3).reshape(s, -1, dim), tables[0].transpose(1, 2))
+    columns = functional.matmul(grid.permute(2, 0, 1, 3).reshape(s, -1, dim), tables[1].transpose(1, 2))
+    rows = rows.view(s, n * dims.heads, s, s).permute(1, 0, 2, 3)
+    columns = columns.view(s, n * dims.heads, s, s).permute(1, 2, 0, 3)
+    bias = rows.unsqueeze(4) + columns.unsqueeze(3)
+    if run.flash:
+        bias.reshape(n, dims.heads, s * s, s * s)
+        heads = [part.view(n, dims.heads, s * s, dim) for part in (q, k, v)]
+        out = functional.attention(*heads, causal=False, masked=True)
+    else:
+        scores = functional.matmul(q * 0.125, k.transpose(1, 2)) + bias.reshape(n * dims.heads, s * s, s * s)
+        out = functional.matmul(functional.softmax(scores, wide=True).to(x.dtype), v).view(n, dims.heads, s * s, dim)
+    return layers.project(run, out.transpose(1, 2).reshape(n, s, s, width), width, bias=True)
+
+
+def _relative_places(run: PassSettings, tape: Tape, side: int, dim: int) -> Tensor:
+    """Look up a learned vector for each pair of places along one side, ``[side, side, dim]``."""
+    table = pointwise("copy", tape.parameter(2 * side - 1, dim, dtype=run.dtype).view(1, dim, -1)).view(-1, dim)
+    query, key = (pointwise("scale", fill(tape, (side,), Dtype.INT64), out_dtype=Dtype.FP32) for _ in range(2))
+    far = pointwise("shift", pointwise("sub", query.view(side, 1), key.view(1, side)))
+    pointwise("cast", far, out_dtype=Dtype.INT64)
+    return functional.pick_rows(table, side * side).view(side, side, dim)
+
+
+def _embed_places(run: PassSettings, places: Tensor, width: int, tied: bool = False) -> Tensor:
+    """Turn places ``[..., 2]`` into sines and cosines of random frequencies."""
+    weight = places.tape.parameter(width // 2, 2, dtype=run.dtype, tied=tied)
+    for name in ("copy", "scale", "shift"):
+        places = pointwise(name, places)
+    angle = pointwise("scale", functional.linear(places.to(run.dtype), weight))
+    return cat([pointwise(name, angle) for name in ("sin", "cos")], -1)
+
+
+def _embed_grid(run: PassSettings, tape: Tape, side: int, width: int) -> Tensor:
+    """Return the vectors of all places of the encoded picture, a copy for each picture."""
+    one = fill(tape, (side, side), run.dtype)
+    ways = [pointwise("shift", pointwise("cumsum", one)) for _ in range(2)]
+    places = cat([pointwise("scale", way).unsqueeze(-1) for way in ways], -1)
+    found = _embed_places(run, places, width).permute(2, 0, 1).unsqueeze(0)
+    return found.expand(run.batch, width, side, side).clone()
+
+
+def _embed_point(run: PassSettings, tape: Tape, width: int) -> Tensor:
+    """Return the vectors of a point and of the one that pads it, chosen by their labels, ``[n, 2, width]``."""
+    fill(tape, (run.batch,), Dtype.INT32)
+    corners = fill(tape, (run.batch, 2, 2), Dtype.FP32)
+    for name in ("shift", "neg", "cat", "cat", "scale", "copy", "scale", "copy"):
+        corners = pointwise(name, corners)
+    x = _embed_places(run, corners, width, tied=True)
+    weights = [tape.parameter(1, width, dtype=run.dtype) for _ in range(5)]  # no point, outside, inside, two corners
+    label = tape.empty((run.batch, 2, 1), Dtype.FP32)
+    for number in range(4):
+        more = x + weights[number - 1] if number > 1 else fill(tape, x.shape, run.dtype) if number else weights[0]
+        x = pointwise("where", x, pointwise("compare", label, out_dtype=Dtype.BOOL), more)
+    return x
+
+
+def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -> Tensor:
+    """Let tokens of masks and points and the picture attend to each other twice; each mask is a product of both."""
+    tape, width, (n, _, side, _) = x.tape, dims.out, x.shape
+    points = _embed_point(run, tape, width)
+    tokens = [tape.parameter(count, width, dtype=run.dtype) for count in (1, _SAM_MASKS)]
+    own = cat(tokens, 0).view(1, _SAM_MASKS + 1, width).expand(n, _SAM_MASKS + 1, width).clone()
+    asked = tokens_now = cat([own, points], 1)
+    none = tape.parameter(1, width, 1, 1, dtype=run.dtype)  # of no mask given; those of one that is are not run
+    for size in ((4, 4), (4, 1), (16, 16), (16, 1), (width, 17), (4, 2), (16, 2)):
+        tape.parameter(*size, dtype=run.dtype)
+    picture, places = ((x + none).clone(), places.clone())
+    picture, places = (part.view(n, width, side * side).transpose(1, 2) for part in (picture, places))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, share: int = 2) -> Tensor:
+        dim = width // share // _SAM_DECODER_HEADS
+        heads = [layers.split_heads(layers.project(run, part, width // share, bias=True), dim) for part in (q, k, v)]
+        return layers.project(run, layers.attend(run, *heads, causal=False, wide_softmax=True), width, bias=True)
+
+    for number in range(2):
+        query = tokens_now + asked if number else tokens_now
+        out = attend(query, query, tokens_now, share=1)
+        tokens_now = layers.layer_norm(run, tokens_now + out if number else out)
+        query, key = tokens_now + asked, picture + places
+        tokens_now = layers.layer_norm(run, tokens_now + attend(query, key, picture))
+        inner = layers.feed_forward(run, tokens_now, dims.decoder_intermediate, "relu")
+        tokens_now = layers.layer_norm(run, tokens_now + inner)
+        query, key = tokens_now + asked, picture + places
+        picture = layers.layer_norm(run, picture + attend(key, query, tokens_now))
+    out = attend(tokens_now + asked, picture + places, picture)
+    tokens_now = layers.layer_norm(run, tokens_now + out)
+    with tape.scope("upscale"):
+        y = _double_sides(picture.transpose(1, 2).view(n, width, side, side), width // 4)
+        y = functional.activation("gelu", _norm_channels(run, y))
+        y = functional.activation("gelu", _double_sides(y, width // 8))
+
+    def predict(features: int) -> Tensor:
+        """Run three layers over one token."""
+        h = tokens_now.slice(1, 0, 1)
+        for _ in range(2):
+            h = functional.activation("relu", layers.project(run, h, width, bias=True))
+        return layers.project(run, h, features, bias=True)
+
+    masks = cat([predict(width // 8) for _ in range(_SAM_MASKS)], 1)
+    predict(_SAM_MASKS)  # how good each mask is
+    return functional.matmul(masks, y.view(n, width // 8, -1))
+
+
+def _double_sides(x: Tensor, filters: int) -> Tensor:
+    """Run a transposed convolution of 2 by 2 with stride 2, and add its bias."""
+    tape, (n, c, h, w) = x.tape, x.shape
+    weight, bias = tape.parameter(c, filters, 2, 2, dtype=x.dtype), tape.parameter(filters, dtype=x.dtype)
+    out = tape.empty((n, filters, 2 * h, 2 * w), x.dtype)
+    op = Conv2d(n, filters, c, 2 * h, 2 * w, 2, 2, stride=2, direction="dgrad", dtype=tape.math_dtype(x.dtype))
+    tape.emit(op, (x, weight), (out,))
+    tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST, (n * filters, None))
+    return out
