@@ -97,7 +97,7 @@ def keep_measured(folder: Path) -> None:
     known = read_columns(MEASURED)
     for name, row in lines.items():
         alone = lines.get(f"{name}-launched")
-        if alone is not None:
+        if alone is not None and row["graph"]:
             memory = alone["peak_memory_byte"]
             known[name] = {c: row[c] for c in COLUMNS[:3]} | {"memory_byte": memory, "launched_s": alone["latency_s"]}
     write_columns(MEASURED, known)

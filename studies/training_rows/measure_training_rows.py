@@ -7,13 +7,16 @@ Run on a node with PyTorch, Triton and transformers 5:
 Every row is built with random weights, warmed up, launched by the host a few times, captured in a CUDA graph and
 held until power has settled. models.jsonl has a row for each, and one named ``-launched`` with the time of a step
 that the host launched; model_kernels.jsonl has the kernels of eager steps, which are profiled last. A second call
-with the same folder measures what is missing. No clock, limit or mode is changed.
+with the same folder measures what is missing, without ``--retry`` nothing that failed. A capture that fails leaves
+PyTorch's random numbers unusable: the script ends with status 3 and is to be called again. No clock, limit or mode is
+changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +27,7 @@ import numpy as np
 import torch
 from training_variants import make_step, prepare_module
 
-from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.campaigns.model_campaign import make_blank_model_row, measure_model, profile_iteration
@@ -70,6 +73,8 @@ def build_step(spec: TrainingRunSpec, device: str, dims: ModelDims) -> tuple[Bui
     torch._dynamo.reset()
     built = build_model(spec, torch, device, dims)
     built.module.config._attn_implementation = "sdpa"
+    if dims.architecture == "qwen3_moe":
+        built.module.config._experts_implementation = "grouped_mm"
     prepare_module(built.module, spec.plan)
     given = []
     for _ in range(spec.plan["accumulation"]):
@@ -99,8 +104,8 @@ def measure_row(bench: OperatorBench, spec: TrainingRunSpec, campaign: Campaign)
     return replace(row, stack=blank.stack, dtype=blank.dtype, parameters=built.parameters)
 
 
-def run_plan(specs: list[TrainingRunSpec], out: Path, budget_s: float) -> None:
-    """Measure what of the plan is not on file yet, then profile it, within a budget of time."""
+def run_plan(specs: list[TrainingRunSpec], out: Path, budget_s: float) -> bool:
+    """Measure what of the plan is not on file yet, then profile it; False where a row was not captured."""
     began_s = time.monotonic()
     device = ModelDevice.open()
     with hold_folder(out), Sampler("nvml") as sampler:
@@ -118,12 +123,16 @@ def run_plan(specs: list[TrainingRunSpec], out: Path, budget_s: float) -> None:
             if row is not None:
                 found = f"{1e3 * (row.latency_s or 0.0):.2f} ms, {row.power_w or 0.0:.0f} W, {row.flags}"
                 say(f"  {spec.id}: {row.error or found} ({time.monotonic() - start_s:.1f} s)")
+                if row.error or not row.graph:
+                    campaign.finish()
+                    return False
         eager = [spec for spec in specs if spec.plan["stack"] == "eager"]
         for spec in campaign.within(eager, PROFILE_S, "profiles", every=1):
             device.recover()
             make_profile = partial(profile_row, bench, spec)
             campaign.record("model_kernels", ModelKernels(spec.id, run=bench.run), make_profile)
         say(str(campaign.finish()))
+    return True
 
 
 def profile_row(bench: OperatorBench, spec: TrainingRunSpec) -> ModelKernels:
@@ -152,13 +161,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=235.0, help="budget of time")
     parser.add_argument("--set", default="", help="rows of this set (first or second), else of all")
     parser.add_argument("--only", default="", help="rows whose name has this text")
+    parser.add_argument("--skip", default="", help="names of rows to leave out, separated by commas")
+    parser.add_argument("--retry", action="store_true", help="measure rows again that failed in an earlier call")
     parser.add_argument("--dry", action="store_true", help="small steps on the CPU, nothing is measured")
     options = parser.parse_args()
-    specs = read_training_plan(options.set, options.only)
+    rows = options.out / "models.jsonl"
+    known = [] if options.retry or not rows.exists() else list(read_lines(rows))
+    failed = {row["id"] for row in known if row.get("error")}
+    left_out = {*options.skip.split(","), *failed}
+    specs = [spec for spec in read_training_plan(options.set, options.only) if spec.id not in left_out]
     if options.dry:
         run_dry(specs)
-    else:
-        run_plan(specs, options.out, options.seconds)
+    elif not run_plan(specs, options.out, options.seconds):
+        sys.exit(3)
 
 
 if __name__ == "__main__":
