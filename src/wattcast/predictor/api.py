@@ -134,7 +134,7 @@ def predict_many(
 
         fitted = apply_factors(fitted, factors)
     operands, force = given.pop("operands", None), given.pop("force", False)
-    notes, at, fitted = _settings(chip, fitted, **given)
+    notes, at, fitted = resolve_settings(chip, fitted, **given)
     if not force:
         check_power_limit(chip, at)
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
@@ -159,7 +159,7 @@ def resolve_inputs(
 
     ``settings`` are those of ``predict``: clock, power_limit, host_launch, temperature, duration, data and card.
     """
-    notes, at, fitted = _settings(chip, fitted, **settings)
+    notes, at, fitted = resolve_settings(chip, fitted, **settings)
     return _noted(graph, notes, operands, chip), chip, at, fitted
 
 
@@ -187,7 +187,7 @@ def _noted(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) 
 _REPLAYED = "host: the engine replays CUDA graphs; scheduling between steps is not counted (`simulate` counts it)"
 
 
-def _settings(
+def resolve_settings(
     chip: Gpu,
     fitted: Bundle,
     clock: Quantity | None = None,

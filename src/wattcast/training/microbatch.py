@@ -103,7 +103,7 @@ def trace_microbatch(
     if ep > 1:
         experts = getattr(dims, "experts", 0)
         if not experts or experts % ep:
-            raise bad_value("ep", f"a divisor of the model's experts={experts}", ep)
+            raise bad_value("ep", f"a divisor of the model's {experts} experts" if experts else "1: no experts", ep)
         # tensor-parallel GPUs hold whole experts of their own: as many weights as halves of twice the experts
         dims = replace(dims, experts=max(experts * (tp if ep % tp == 0 else 1) // ep, 1))
         if hasattr(dims, "groups_chosen"):

@@ -145,20 +145,22 @@ def cost_microbatches(
     works: Sequence[MicrobatchWork], recipe: TrainingRecipe, gpu: Gpu, at: OperatingPoint, bundle: Bundle
 ) -> list[MicrobatchCost]:
     """Predict the sections of several micro-batches at all clocks together; equal operators are analysed once."""
-    graphs: list[Graph] = []
-    for work in works:
-        for section in work.sections:
-            for ops in _section_operators(section, recipe):
-                run = tuple(part for op in ops for part in _as_launched(op, recipe, gpu))
-                graphs.append(Graph(section.label, (Block(run, section.repeat),)))
+    graphs = [
+        Graph("pass", (Block(tuple(part for op in ops for part in _as_launched(op, recipe, gpu)), section.repeat),))
+        for work in works
+        for section in work.sections
+        for ops in _section_operators(section, recipe)
+    ]
     slower = recipe.attention_slowdown * (BLACKWELL_ATTENTION if gpu.architecture == "blackwell" else 1.0)
-    found = iter(predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle))
+    unique = list(dict.fromkeys(graphs))  # copies of weights are the same for all micro-batches
+    found = dict(zip(unique, predict_graphs(unique, gpu, sweep_clocks(gpu, at), bundle), strict=True))
+    predictions = iter([found[graph] for graph in graphs])
     costs = []
     for work in works:
         sections: list[SectionCost] = []
         taken: list[Prediction] = []
         for section in work.sections:
-            here = [next(found) for _ in _section_operators(section, recipe)]
+            here = [next(predictions) for _ in range(PASSES)]
             taken += here[:2]
             each = [_cost_pass(p, slower) / section.repeat for p in here]
             sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
@@ -203,14 +205,15 @@ def _cost_pass(prediction: Prediction, attention_slowdown: float) -> Array:
     return cost
 
 
+PASSES = 6  # predicted of a section
 _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
 
 
 def _section_operators(section: SectionWork, recipe: TrainingRecipe) -> list[tuple[Operator, ...]]:
-    """Return what is predicted of a section: forward, backward, recomputations, copies without and with shards."""
+    """Return the six passes of a section: forward, backward, recomputations, copies without and with shards."""
+    again = (section.again, section.selective) if section.is_layer else ((), ())
     copies = [copy_operators(section, recipe, gathered) for gathered in (False, True)]
-    passes = (section.forward, section.backward, section.again, section.selective)
-    return [ops or _NOTHING for ops in (*passes, *copies)]
+    return [ops or _NOTHING for ops in (section.forward, section.backward, *again, *copies)]
 
 
 def time_step(

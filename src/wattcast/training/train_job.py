@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -12,12 +14,12 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
-from wattcast.predictor.api import Quantity, find_bundle, find_gpu
+from wattcast.predictor.api import Quantity, check_power_limit, find_bundle, find_gpu, resolve_settings
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prediction import predict_graphs
@@ -55,7 +57,7 @@ from wattcast.workload.readers.load_workload import find_model
 STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a million, usual for models of a few billion
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the power limit, on the curve of time against energy
-MINIMISE = ("time", "energy")
+MINIMISE = ("time", "energy", "cost")
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -95,7 +97,8 @@ class TrainingResult:
     prices: Prices
     curve: tuple[tuple[float, float, float], ...]  # (power limit W, hours, kWh at the GPUs)
     slack_kwh: float  # that slower clocks on waiting pipeline stages would save
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # the best first
+    reason: str  # why the strategy was chosen
     assumptions: tuple[str, ...]
 
     @property
@@ -121,7 +124,7 @@ class TrainingResult:
     @property
     def hours(self) -> float:
         """Hours from the first step to the last, pauses and repeated work included."""
-        return self.tokens / self.tokens_per_s / 3600.0 * (1.0 + self.pause_share) * (1.0 + self.failure_share)
+        return self.tokens / self.tokens_per_s / 3600.0 * (1.0 + self.pause_share) / (1.0 - self.failure_share)
 
     @property
     def gpu_hours(self) -> float:
@@ -208,7 +211,7 @@ def train(
     force: bool = False,
     **prices: Unpack[PriceKeywords],
 ) -> TrainingResult:
-    """Predict a training job; what is not given is chosen so that it fits and takes the least time or energy.
+    """Predict a training job; what is not given is chosen so that it fits and takes the least time, energy or money.
 
     ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
     ``offload``: activations may wait in the host's memory instead of being computed again, where that is faster.
@@ -219,7 +222,8 @@ def train(
     ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
     ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
     bandwidth for each GPU and direction.
-    ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after a failure) add the time of restarts;
+    ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after each) add the time of restarts: a share
+    failures·gpus·minutes of all time is lost;
     ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
     """
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
@@ -251,29 +255,48 @@ def train(
     padding = units.parse_amount(padding, "", "padding", most=0.99)
     pause_share = units.parse_amount(pause_share, "", "pause_share")
     host_share = units.parse_amount(host_share, "", "host_share")
+    per_day = gpus * units.parse_amount(failures_per_gpu_day, "", "failures")
+    failure_share = per_day * units.parse_amount(lost_minutes, "", "lost_minutes") / (24 * 60)
+    if failure_share >= 1.0:
+        every = units.show(86400.0 / per_day, "s", 3)
+        raise bad_value("failures", f"fewer than one in {lost_minutes:g} min, which each loses", f"one every {every}")
     if minimise not in MINIMISE:
         raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
+    if minimise == "cost" and money.cost(chip.name, 1.0, 1.0) is None:
+        raise bad_value("minimise", "a price for cost", "none", "Add --price 2.50/h or --electricity.")
     box = find_gpu(chip, node).node or node_of_gpu(chip.name)
     node_gpus = box.gpu_count
-    wire = box.network_byte_per_s if network is None else _quantity(network, "byte/s", "network")
+    wire = box.network_byte_per_s
+    if network is not None:
+        wire = units.parse_amount(network, "byte/s", "network", inclusive=False)
     if wire is None and gpus > node_gpus:
         raise bad_value("network", f"the network of a {box.name}", "unknown", "Give --network 50GB/s.")
-    at = OperatingPoint(
-        clock_hz=None if clock is None else _quantity(clock, "Hz", "clock"),
-        power_limit_w=None if power_limit is None else _quantity(power_limit, "W", "power_limit"),
-    )
+    _, at, fitted = resolve_settings(chip, fitted, clock, power_limit)
+    if not force:
+        check_power_limit(chip, at)
     links = ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
     batch = global_batch or max(STEP_TOKENS // length, 1)
     again = [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute)[: None if offload else -1]
     given = TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel)
-    shapes = _list_strategies(
-        spec, gpus, node_gpus, batch, global_batch is None, micro_batch, tp, pp, given, sharding, again
+    list_shapes = partial(
+        _list_strategies, spec, node_gpus, batch, global_batch is None, micro_batch, tp, pp, given, sharding, again
     )
-    candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, shapes, force)
-    fitting = [c for c in candidates if c.step is not None]
-    if not fitting:
-        raise _does_not_fit(spec, chip, gpus, candidates)
-    best = min(fitting, key=lambda c: _score(c, minimise))
+    candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, list_shapes(gpus), force)
+    if not any(c.step for c in candidates):
+        raise _does_not_fit(spec, chip, gpus, candidates, recipe, length, list_shapes)
+
+    def score(candidate: Candidate) -> float:
+        if candidate.step is None:
+            return float("inf")
+        energy_j, seconds = float(candidate.step.energy_j), float(candidate.step.latency_s)
+        spent = {"time": seconds, "energy": energy_j}
+        whole_j = energy_j * (1.0 + host_share)
+        return (
+            spent.get(minimise) or money.cost(chip.name, whole_j, seconds) or 0.0
+        ) / candidate.strategy.global_batch
+
+    candidates.sort(key=score)
+    best = candidates[0]
     strategy, cost, swept = best.strategy, best.cost, best.swept
     assert best.step is not None
     assert cost is not None
@@ -282,8 +305,6 @@ def train(
     limit_w = _limit_w(chip, at)
     held = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
     stages = cost_stages(cost, recipe, strategy, links)
-    per_day = failures_per_gpu_day * gpus
-    mean_hours = 24.0 / per_day if per_day else float("inf")
     return TrainingResult(
         model=spec.name,
         gpu=chip.name,
@@ -300,12 +321,13 @@ def train(
         peak_flop_per_s=_peak_flop_per_s(chip, recipe),
         padding=padding,
         pause_share=pause_share,
-        failure_share=lost_minutes / 60.0 / mean_hours,
+        failure_share=failure_share,
         host_share=host_share,
         prices=money,
         curve=_trade_curve(chip, limit_w, fitted.governor_share, swept, gpus, steps),
         slack_kwh=_slack_kwh(stages, held, _waiting_w(chip, at, fitted), strategy, steps),
-        candidates=tuple(sorted(candidates, key=lambda c: _score(c, minimise))),
+        candidates=tuple(candidates),
+        reason=_say_why(candidates, minimise, score),
         assumptions=_assumptions(recipe, strategy, gpus, box, wire, global_batch, host_share, cost),
     )
 
@@ -337,10 +359,6 @@ def _word(kind: type[_Word], name: str, value: str) -> _Word:
         raise bad_value(name, f"one of {', '.join(kind)}", value) from None
 
 
-def _quantity(value: Quantity, unit: str, where: str) -> float:
-    return units.parse(value, unit, where) if isinstance(value, str) else float(np.asarray(value))
-
-
 def _sequence_length(spec: ModelSpec, seq: int | None) -> int:
     if spec.kind is ModelKind.VISION:
         raise bad_value(
@@ -355,7 +373,6 @@ def _sequence_length(spec: ModelSpec, seq: int | None) -> int:
 
 def _list_strategies(
     spec: ModelSpec,
-    gpus: int,
     node_gpus: int,
     batch: int,
     free_batch: bool,
@@ -365,6 +382,7 @@ def _list_strategies(
     given: TrainingStrategy,
     sharding: str | None,
     recompute: Sequence[Recompute],
+    gpus: int,
 ) -> list[TrainingStrategy]:
     """List every way to share the job that the options leave open; ``given`` holds what is never chosen."""
     dims: Any = spec.dims
@@ -372,6 +390,10 @@ def _list_strategies(
     kv_heads = getattr(dims, "kv_heads", heads)
     tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
     pps = [pp] if pp else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
+    if (pp or 1) > layers:
+        raise bad_value("pp", f"at most the model's {layers} layers", pp)
+    if given.interleave > 1 and (pp or 1) == 1:
+        raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
     found = []
     for t in tps:
         if heads % t or (kv_heads % t and t % kv_heads):
@@ -391,6 +413,8 @@ def _list_strategies(
                         shaped = start.with_batch(size, whole)
                         if shaped is not None:
                             found.append(shaped)
+    if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
+        raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
     if not found:
         raise bad_value(
             "global_batch", f"sequences that {gpus} GPUs can share evenly with these options", batch,
@@ -473,18 +497,20 @@ def _limit_w(chip: Gpu, at: OperatingPoint) -> float:
     return float(np.mean(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w))
 
 
-def _score(candidate: Candidate, minimise: str) -> float:
-    if candidate.step is None:
-        return float("inf")
-    tokens = candidate.strategy.global_batch
-    return float(candidate.step.energy_j if minimise == "energy" else candidate.step.latency_s) / tokens
+def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]) -> str:
+    """Return among how many ways a strategy is the best, and how much more the next one takes."""
+    fitting = sum(c.fits for c in candidates)
+    if len(candidates) < 2 or candidates[1].step is None:
+        return f"the only way that fits, of {len(candidates)}" if len(candidates) > 1 else "as given"
+    more = score(candidates[1]) / score(candidates[0]) - 1.0
+    return f"least {minimise} of {fitting} ways that fit; next {candidates[1].strategy} ({more:+.1%})"
 
 
 def _trade_curve(
     chip: Gpu, limit_w: float, share: float, swept: StepTime, gpus: int, steps: float
 ) -> tuple[tuple[float, float, float], ...]:
     """Return hours and kWh of the GPUs at several power limits, the given or default one first."""
-    least_w = float(np.mean(chip.power.min_limit_w)) if chip.power.min_limit_w is not None else 0.0
+    least_w = min(0.0 if chip.power.min_limit_w is None else float(np.mean(chip.power.min_limit_w)), limit_w)
     limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
     step = swept.hold_power(limits * share)
     hours = step.latency_s * steps / 3600.0
@@ -525,14 +551,48 @@ def _peak_flop_per_s(chip: Gpu, recipe: TrainingRecipe) -> float:
     return float(np.mean(rate)) * float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
 
 
-def _does_not_fit(spec: ModelSpec, chip: Gpu, gpus: int, candidates: Sequence[Candidate]) -> Exception:
+def _does_not_fit(
+    spec: ModelSpec,
+    chip: Gpu,
+    gpus: int,
+    candidates: Sequence[Candidate],
+    recipe: TrainingRecipe,
+    length: int,
+    list_shapes: Callable[[int], list[TrainingStrategy]],
+) -> BadInput:
+    """Return an error with the memory by purpose of the leanest way, and with changes that make it fit."""
     leanest = min(candidates, key=lambda c: c.memory.total_byte)
-    need, have = leanest.memory.total_byte, float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE
+    have = float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE
+
+    def fits(recipe: TrainingRecipe = recipe, length: int = length, gpus: int = gpus) -> bool:
+        try:
+            shapes = list_shapes(gpus)
+        except BadInput:  # a batch or a layout that so many GPUs cannot share
+            return False
+        smallest = min(shape.micro_batch for shape in shapes)
+        for s in (shape for shape in shapes if shape.micro_batch == smallest):
+            work = trace_microbatch(spec, recipe, smallest, length, s.tp, s.cp, s.ep, s.sequence_parallel)
+            if measure_memory(work, recipe, s).total_byte <= have:
+                return True
+        return False
+
+    counts = (n for n in (gpus * 2**i for i in range(1, 8)) if fits(gpus=n))
+    lengths = (n for n in (length // 2**i for i in range(1, 24)) if n >= 512 and fits(length=n))
+    tried = [f"on {n} GPUs" for n in islice(counts, 1)] + [f"with --seq {n}" for n in islice(lengths, 1)]
+    if not recipe.lora_rank:
+        frozen = {"--lora 16": 16, "--lora 16 --base-bits 4": 4}
+        works = (w for w, bits in frozen.items() if fits(replace(recipe, lora_rank=16, base_bits=bits)))
+        tried += [f"with {words}" for words in islice(works, 1)]
+    purposes = ", ".join(
+        f"{item.name.removesuffix('_byte')} {units.show(getattr(leanest.memory, item.name), 'byte', 3)}"
+        for item in fields(leanest.memory)
+    )
     return bad_value(
         f"{spec.name} on {gpus} x {chip.name}",
-        f"{units.show(need, 'byte')} on a GPU at the least ({leanest.strategy})",
-        f"{units.show(have, 'byte')} usable",
-        "More GPUs, --lora, --sharding zero3, --recompute full, a smaller --seq or --tp 8 make it smaller.",
+        f"at most the {units.show(have, 'byte', 3)} usable of a GPU",
+        units.show(leanest.memory.total_byte, "byte", 3),
+        f"It fits {', or '.join(tried) or 'neither on more GPUs nor with a shorter --seq or --lora'}. "
+        f"The leanest way is {leanest.strategy}: {purposes}.",
     )
 
 

@@ -35,6 +35,7 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
             "micro_batch": result.strategy.micro_batch,
             "accumulation": result.strategy.accumulation,
             "global_batch": result.strategy.global_batch,
+            "reason": result.reason,
         },
         "step_s": result.step_s,
         "step_parts_s": {part: float(getattr(result.step, f"{part}_s")) for part in _PARTS},
@@ -154,7 +155,7 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
             "speed", f"{number(result.tokens_per_s)} tokens/s", f"{each} a GPU; {result.mfu:.0%} of the peak (MFU)"
         ),
         AnswerLine("step", show(result.step_s, "s"), f"of {result.step_tokens:,} tokens: {parts}"),
-        AnswerLine("shared", str(result.strategy)),
+        AnswerLine("shared", str(result.strategy), result.reason),
         AnswerLine("memory", verdict, f"{need} of {have} usable: {memory}"),
     ]
 
@@ -162,7 +163,7 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
 def _print_search(console: Console, candidates: tuple[Candidate, ...]) -> None:
     from wattcast.report.text_tables import new_table
 
-    table = new_table("strategy", "step", "J a GPU", "memory", title="Ways to share it, fastest first")
+    table = new_table("strategy", "step", "J a GPU", "memory", title="Ways to share it, the best first")
     for candidate in candidates[:20]:
         step = candidate.step
         table.add_row(
