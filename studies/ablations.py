@@ -129,7 +129,7 @@ def _refitted(
 ) -> list[LedgerRow]:
     """Latency, power and clock of the test folds from fits of altered rows; the floor is the full model."""
     fold = assign_folds(rows)
-    predicted = np.full((len(rows), 3), np.nan)
+    predicted = np.full((len(rows), 4), np.nan)
     for k in FOLDS:
         tell(f"ablation: {name}, fold {k + 1} of {len(FOLDS)}")
         test = _tested(rows) & (fold == k)
@@ -143,7 +143,7 @@ def _halved(gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: Idle
     """Half of the training shapes, a draw for each of three test folds."""
     fold = assign_folds(rows)
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
-    predicted = np.full((len(rows), 3), np.nan)
+    predicted = np.full((len(rows), 4), np.nan)
     each = []
     for draw in range(DRAWS):
         tell(f"ablation: half the database, draw {draw + 1} of {DRAWS}")

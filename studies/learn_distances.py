@@ -33,6 +33,7 @@ from wattcast.fit.held_out import weighted_quantile
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import compute_latency_s
 from wattcast.predictor.uncertainty import combine_log_ends, kernel_log_ends, kernel_shares, widen_log_ends
+from wattcast.serving.host_times import load_host_times
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
 TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"
@@ -46,6 +47,8 @@ def learn_together(sets: Iterable[coverage.ModelSet], quantity: str) -> tuple[fl
     found = []
     for some in sets:
         for p, ratio in zip(some.predictions, some.log_ratio(quantity), strict=True):
+            if quantity == "power" and p.capped:
+                continue  # the governor holds it, whatever errs
             basis = p.basis
             ends = kernel_log_ends(basis.timeline, basis.bundle, basis.reasons)
             cards = distances.NORMAL_P90 * getattr(basis.bundle.cards, quantity)
@@ -57,30 +60,6 @@ def learn_together(sets: Iterable[coverage.ModelSet], quantity: str) -> tuple[fl
         inside = np.mean((ends[:, 0] <= ratio) & (ratio <= ends[:, 1]))
         misses[round(float(together), 2)] = abs(float(inside) - coverage.LEVEL)
     return min(misses, key=misses.__getitem__), len(found)
-
-
-def learn_steps(some: coverage.ModelSet) -> distances.StepScale:
-    """Learn the least factors on the log-ends of kernels at which 90 % of further steps of an engine lie inside.
-
-    Of n steps (n + 1)·0.9 must be inside for that: split conformal prediction [Lei2018], since steps are few.
-    """
-    found, together = {}, distances.learned_distances().together
-    for at, quantity in enumerate(("latency", "power")):
-        ratio = some.log_ratio(quantity)
-        for scale in np.arange(STEP, 2.0, STEP / 2.0):
-            steps = distances.StepScale(float(scale), float(scale), len(ratio), "")
-            ends = []
-            for p in some.predictions:
-                b = p.basis
-                kernels = kernel_log_ends(b.timeline, b.bundle, b.reasons, steps=steps)[:, 2 * at : 2 * at + 2]
-                workload = combine_log_ends(kernel_shares(b)[at], kernels, getattr(together, quantity))
-                ends.append(widen_log_ends(workload, distances.NORMAL_P90 * getattr(b.bundle.cards, quantity)))
-            low, high = np.array(ends).T
-            if np.sum((low <= ratio) & (ratio <= high)) >= coverage.LEVEL * (len(ratio) + 1):
-                break
-        found[quantity] = round(float(scale), 3)
-    source = f"steps of {len({p.name.split()[0] for p in some.predictions})} engines that laws were fitted to"
-    return distances.StepScale(**found, rows=len(some.predictions), source=source)
 
 
 def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
@@ -112,6 +91,20 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
         f"cost that {len(factor)} runs held up by the host ask for, over the default; {len(set(machine))} machines"
     )
     return distances.HostSpread(round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source)
+
+
+def engine_host() -> distances.EngineHost:
+    """Sum up the host times of the engine that was measured, as ``serving`` has them."""
+    times = load_host_times()
+    per_sequence_s = times.schedule_per_sequence_s + times.launch_graph_per_sequence_s + times.output_per_sequence_s
+    return distances.EngineHost(
+        step_s=round(times.schedule_s + times.launch_graph_s + times.output_s, 6),
+        sequence_s=round(per_sequence_s, 8),
+        layer_s=round(times.launch_same_layer_s, 6),
+        loose_layer_s=round(times.launch_loose_layer_s, 6),
+        graph_tokens=max(times.capture_sizes),
+        source=f"{times.engine}: sums of serving/engine_host.yaml",
+    )
 
 
 def least_slope(distance: Array, off: Array, noise: float) -> float:
@@ -254,8 +247,9 @@ def learn(reference: Path) -> str:
         together=distances.ErrorCorrelation(
             time, power, rows + more, f"latency of {rows} layers, power of {more} whole models, on the H200"
         ),
-        steps=learn_steps(coverage.load_step_set("h200", held_out=False)),
+        steps=coverage.learn_step_spread(coverage.load_step_set("h200", held_out=True)),
         host=learn_host([*models, launched]),
+        engine_host=engine_host(),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),
         engines=coverage.learn_engine_ends(kernels),

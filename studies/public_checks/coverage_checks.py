@@ -37,9 +37,15 @@ from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.bundle.forecast import forecast_residuals
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, OutsideReason
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, OutsideReason, StepSpread
 from wattcast.predictor.prediction import Prediction, predict_graph
-from wattcast.predictor.uncertainty import compute_interval, find_unmeasured, kernel_log_ends, widen_log_ends
+from wattcast.predictor.uncertainty import (
+    compute_interval,
+    find_unmeasured,
+    govern_ends,
+    kernel_log_ends,
+    widen_log_ends,
+)
 from wattcast.serving.host_times import COMPILED, load_engine_records
 from wattcast.validate.ledger import Tell
 from wattcast.validate.model_checks import load_measured_model
@@ -52,9 +58,10 @@ WIDEST = 1.5  # times the narrowest width
 LEAST_ROWS = 40  # of a public set, to be judged
 TABLE_ROWS = 60  # of a table, a number format and a band of latency
 CHIPS = {"a100-sxm-80gb": "A100", "b200": "B200", "l40s": "L40S", PUBLISHED_GPU: "A100", "a10": "A10"}
-HOST_BOUND = 0.02  # share of a step that the host waits for the GPU, below which the host holds the step up
+HOST_BOUND = 0.05  # share of a step that the host waits for the GPU, below which the host holds the step up
 _LEAST_OF_GROUP = 20  # rows of a kind of kernel on a chip, to learn from
-FEW_CHIPS = 1.2  # factor on mean log-ends of two or three chips, so that they hold the rows of another
+FEW_CHIPS = 1.2  # factor on ends of whole models of two chips, so that they hold those of another
+_OTHER_KINDS = {"other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))}  # where no whole models are known
 _HALF_OTHER = 0.3  # half-width of logs that is scaled until whole models of other chips are inside
 
 
@@ -86,11 +93,13 @@ class ModelSet:
         said = [p.latency_s if quantity == "latency" else p.power_w for p in self.predictions]
         return np.asarray(np.log(self.measured[quantity] / np.array(said)))
 
-    def ends(self, quantity: str, ends: Mapping[str, ResidualEnds] | None = None) -> Array:
-        """Return logs of the interval's ends over the prediction, ``(row, 2)``; with other ends of families."""
+    def ends(
+        self, quantity: str, ends: Mapping[str, ResidualEnds] | None = None, steps: StepSpread | None = None
+    ) -> Array:
+        """Return logs of the interval's ends over the prediction, ``(row, 2)``; other ends of families or steps."""
         found = []
         for p in self.predictions:
-            interval = p.interval if ends is None else compute_interval(p.basis, ends)
+            interval = p.interval if ends is None and steps is None else compute_interval(p.basis, ends, steps)
             value, middle = (
                 (interval.latency_s, p.latency_s) if quantity == "latency" else (interval.power_w, p.power_w)
             )
@@ -102,12 +111,12 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
     """Return share inside, mean width and narrowest width of every set that can be found; takes minutes."""
     rows = []
     tell(f"coverage: layers and whole models of the {gpu}")
-    for own in (load_layer_set(gpu), *load_model_sets(gpu), *(load_step_set(gpu, held) for held in (False, True))):
+    unseen = load_step_set(gpu, held_out=True)
+    for own in (load_layer_set(gpu), *load_model_sets(gpu), load_step_set(gpu, held_out=False), unseen):
         for quantity in own.measured:
             wanted = (85.0, 95.0)
-            rows.append(
-                _judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), own.ends(quantity), wanted)
-            )
+            ends = _ends_of_left_out_engines(own, quantity) if own is unseen else own.ends(quantity)
+            rows.append(_judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), ends, wanted))
     if reference is None:
         return rows
     tell("coverage: public sets")
@@ -137,7 +146,8 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
     """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left out."""
     kernels, models = load_table_sets(reference), load_published_models(reference)
     chips = {s.chip for s in kernels} | {s.chip for s in models}
-    without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
+    stretch = learn_stretch(kernels)
+    without = {chip: learn_forecast_ends(kernels, models, chip, stretch) for chip in sorted(chips)}
     for found in kernels:
         bundle = found.bundle
         if bundle.status is FitStatus.FORECAST:
@@ -193,14 +203,20 @@ def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> Kernel
     timeline = analyse_rows(bundle, table.rows, gpu)
     reasons = find_unmeasured(timeline, bundle)
     ratio = {"latency": np.log(table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle))}
-    if name.endswith("sustained"):
-        watts = predict_with_bundle(bundle, table.rows, gpu)[:, 1]
-        ratio["power"] = np.log(table.rows.column("power_w") / watts)
+    predicted = predict_with_bundle(bundle, table.rows, gpu) if name.endswith("sustained") else None
+    if predicted is not None:
+        ratio["power"] = np.log(table.rows.column("power_w") / predicted[:, 1])
 
     def make_ends(with_ends: Bundle, engines: Mapping[str, ForecastEnds]) -> Array:
         spread = NORMAL_P90 * np.array([with_ends.cards.latency, with_ends.cards.power])
         ends = kernel_log_ends(timeline, with_ends, reasons, engines)
-        return np.hstack([widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True)])
+        time, power = (widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True))
+        if predicted is not None:
+            limit_w = float(np.mean(gpu.power.limit_w))
+            power = np.log(
+                govern_ends(predicted[:, 1:2], predicted[:, 3:], np.exp(power), limit_w) / predicted[:, 1:2]
+            )
+        return np.hstack([time, power])
 
     strange = (OutsideReason.KIND, OutsideReason.DTYPE)
     plain = np.array([reason is None or reason.reason not in strange for reason in reasons])
@@ -276,6 +292,39 @@ def load_step_set(gpu: str, held_out: bool) -> ModelSet:
     return ModelSet(f"{gpu} engine steps, {side} models", "", tuple(predict_many(asked, gpu, force=True)), measured)
 
 
+def learn_step_spread(some: ModelSet, without: str = "") -> StepSpread:
+    """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps of one engine.
+
+    Of n steps (n + 1)·0.9 must be inside for that: split conformal prediction [Lei2018], since steps are few.
+    """
+    kept = np.array([_engine_of(p) != without for p in some.predictions])
+    found, count = {"latency": 0.0, "power": 0.0}, int(kept.sum())
+    for quantity in found:
+        ratio = some.log_ratio(quantity)
+        least, most = 0.0, 0.5
+        while most - least > 1e-3:
+            half = 0.5 * (least + most)
+            low, high = some.ends(quantity, steps=StepSpread(half, half, count, "")).T
+            enough = np.sum(((low <= ratio) & (ratio <= high))[kept]) >= LEVEL * (count + 1)
+            least, most = (least, half) if enough else (half, most)
+        found[quantity] = round(most, 4)
+    engines = len({_engine_of(p) for p in some.predictions} - {without})
+    return StepSpread(**found, rows=count, source=f"steps of {engines} engines that no law was fitted to")
+
+
+def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
+    """Return log-ends of the steps of each engine, learned from those of the other engines."""
+    engines = np.array([_engine_of(p) for p in some.predictions])
+    found = np.empty((len(engines), 2))
+    for name in dict.fromkeys(engines.tolist()):
+        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, name))[engines == name]
+    return found
+
+
+def _engine_of(p: Prediction) -> str:
+    return p.name.split()[0]
+
+
 def load_layer_set(gpu: str) -> ModelSet:
     """Load our own layers of operators that hand on results: bursts at the top clock, no power."""
     chip = hardware.load_gpu(gpu)
@@ -296,18 +345,19 @@ def load_layer_set(gpu: str) -> ModelSet:
 
 
 def learn_forecast_ends(
-    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = ""
+    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = "", stretch: float | None = None
 ) -> dict[str, ForecastEnds]:
     """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
 
-    A kind of kernel takes the 5th and 95th percentile of its rows, averaged over chips and wider since these are few.
-    Other kinds share one pair of ends, as wide as it takes to hold 90 % of the published whole models, given those of
-    the first, and wider again; so does power.
+    A kind of kernel takes the 5th and 95th percentile of its rows, averaged over chips and stretched, since these are
+    few (``learn_stretch``). Other kinds share one pair of ends, as wide as it takes to hold 90 % of the published
+    whole models, given those of the first, and wider again; so does power.
     """
-    found = _group_ends([k for k in kernels if k.chip not in ("", without)])
+    stretch = learn_stretch(kernels) if stretch is None else stretch
+    found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
     judged = [m for m in models if m.chip != without]
     if not judged:
-        return found | {"other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))}
+        return found | _OTHER_KINDS
     weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
     ratios = {q: np.concatenate([m.log_ratio(q) for m in judged]) for q in ("latency", "power")}
     base = tuple(weighted_quantile(ratios["power"], weight, level) for level in (0.05, 0.95))
@@ -331,6 +381,25 @@ def learn_forecast_ends(
     return found | {"other": make(FEW_CHIPS * latency, FEW_CHIPS * power)}
 
 
+def learn_stretch(kernels: Sequence[KernelSet]) -> float:
+    """Learn the least factor on log-ends of kinds at which sets of a chip left out are 90 % inside on average."""
+    judged = [k for k in kernels if k.chip]
+    if len({k.chip for k in judged}) < 2:
+        return 1.0
+
+    def mean_inside(factor: float) -> float:
+        shares = []
+        for chip in sorted({k.chip for k in judged}):
+            ends = _group_ends([k for k in judged if k.chip != chip], factor) | _OTHER_KINDS
+            for some in (k for k in judged if k.chip == chip):
+                residuals = forecast_residuals(some.bundle.residuals, ends)
+                low, high = some.make_ends(replace(some.bundle, residuals=residuals), {})[:, :2].T
+                shares.append(np.mean((low <= some.log_ratio["latency"]) & (some.log_ratio["latency"] <= high)))
+        return float(np.mean(shares))
+
+    return round(_least_scale(mean_inside, 1.0, 4.0), 2)
+
+
 def learn_engine_ends(kernels: Sequence[KernelSet], half: bool | None = None) -> dict[str, ForecastEnds]:
     """Learn the ends of an engine's kernels on a card that was measured from public tables of other versions.
 
@@ -340,8 +409,8 @@ def learn_engine_ends(kernels: Sequence[KernelSet], half: bool | None = None) ->
     columns = [
         (group, float(ratio))
         for k in own
-        for group, ratio, at, kept in zip(k.group, k.log_ratio["latency"], k.half, k.inside, strict=True)
-        if ".engine." in group and kept and (half is None or at == half)
+        for group, ratio, at in zip(k.group, k.log_ratio["latency"], k.half, strict=True)
+        if ".engine." in group and (half is None or at == half)
     ]
     found = {}
     for name in sorted({group for group, _ in columns}):
@@ -353,16 +422,15 @@ def learn_engine_ends(kernels: Sequence[KernelSet], half: bool | None = None) ->
     return found
 
 
-def _least_scale(share: Callable[[float], float]) -> float:
-    """Find the least scale from 0.1 to 6 at which 90 % lie inside."""
-    low, high = 0.1, 6.0
+def _least_scale(share: Callable[[float], float], low: float = 0.1, high: float = 6.0) -> float:
+    """Find the least scale between two at which 90 % lie inside."""
     for _ in range(7):
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if share(middle) >= LEVEL else (middle, high)
     return high
 
 
-def _group_ends(kernels: Sequence[KernelSet]) -> dict[str, ForecastEnds]:
+def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, ForecastEnds]:
     """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that count alike."""
     columns: list[tuple[str, str, float]] = []
     for found in kernels:
@@ -373,7 +441,7 @@ def _group_ends(kernels: Sequence[KernelSet]) -> dict[str, ForecastEnds]:
     for name in sorted({name for group in kinds for name in _names_of(group)}):
         meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
         at = np.array([group in meant for group in groups])
-        ends = _pool(np.array(chips)[at], np.array(ratio)[at])
+        ends = _pool(np.array(chips)[at], np.array(ratio)[at], stretch)
         if ends is not None:
             found_ends[name] = ends
     return found_ends
@@ -388,13 +456,13 @@ def _names_of(group: str) -> tuple[str, ...]:
     return tuple(".".join(parts[:count]) for count in range(len(parts), 2, -1))
 
 
-def _pool(chips: npt.NDArray[np.str_], ratio: Array) -> ForecastEnds | None:
-    """Return the mean ends of several chips' rows, wider since chips are few; None where rows are few."""
+def _pool(chips: npt.NDArray[np.str_], ratio: Array, stretch: float) -> ForecastEnds | None:
+    """Return the mean ends of several chips' rows, stretched since chips are few; None where rows are few."""
     counts = {chip: int((chips == chip).sum()) for chip in set(chips.tolist())}
     kept = {chip: n for chip, n in counts.items() if n >= _LEAST_OF_GROUP}
     if not kept:
         return None
     ends = np.array([np.quantile(ratio[chips == chip], [0.05, 0.95]) for chip in kept])
-    low, high = FEW_CHIPS * ends.mean(axis=0)
+    low, high = stretch * ends.mean(axis=0)
     pair = round(float(np.exp(min(low, 0.0))), 3), round(float(np.exp(max(high, 0.0))), 3)
     return ForecastEnds(pair, sum(kept.values()), len(kept))

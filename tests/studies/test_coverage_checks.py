@@ -20,7 +20,7 @@ def made_set(chip: str, group: str, log_ratio: np.ndarray, bundle: Bundle) -> co
         {"latency": log_ratio},
         np.ones(rows, dtype=bool),
         np.arange(rows) % 2 == 0,
-        lambda bundle, engines: np.zeros((rows, 4)),
+        lambda bundle, engines: np.log(np.tile([*bundle.residuals[group].latency, 1.0, 1.0], (rows, 1))),
         bundle,
     )
 
@@ -47,14 +47,14 @@ def test_intervals_of_engine_steps_hold_on_models_held_out() -> None:
     row = coverage._judge("steps", "latency", found.log_ratio("latency"), found.ends("latency"), coverage.WANTED)
     assert row["n"] >= coverage.LEAST_ROWS
     assert coverage.WANTED[0] <= row["coverage"] <= coverage.WANTED[1], row
-    assert row["width"] <= 25.0, row
+    assert row["width"] <= 15.0, row
 
 
 def test_the_chip_that_is_judged_is_left_out() -> None:
     rng, bundle = np.random.default_rng(3), forecast_bundle(load_gpu("l40s"))
     group = "attention.engine.paged.decode"
     sets = [made_set(chip, group, rng.normal(shift, 0.1, 400), bundle) for chip, shift in (("A", 0.0), ("B", 2.0))]
-    every, without = (coverage.learn_forecast_ends(sets, (), chip) for chip in ("", "B"))
+    every, without = (coverage.learn_forecast_ends(sets, (), chip, 1.2) for chip in ("", "B"))
     assert every[group].latency[1] > 2.0
     assert without[group].latency == pytest.approx((np.exp(-0.1974), np.exp(0.1974)), abs=0.03)
     assert (every[group].gpus, without[group].gpus) == (2, 1)
@@ -77,3 +77,16 @@ def test_a_set_says_how_wide_it_had_to_be() -> None:
     assert row["narrowest"] == pytest.approx(18.0, abs=0.1)
     assert row["held"]
     assert not coverage._judge("made up", "latency", ratio, 3 * ends, coverage.WANTED)["held"]
+
+
+def test_chips_that_differ_stretch_the_ends_of_a_forecast() -> None:
+    rng, bundle = np.random.default_rng(3), forecast_bundle(load_gpu("l40s"))
+    group = "attention.engine.paged.decode"
+    stretch = []
+    for shift in (0.0, 0.1, 0.2):
+        places = (("A", -shift), ("B", 0.0), ("C", shift))
+        sets = [made_set(chip, group, rng.normal(at, 0.1, 400), bundle) for chip, at in places]
+        stretch.append(coverage.learn_stretch(sets))
+    assert 1.0 <= stretch[0] < 1.1
+    assert stretch == sorted(stretch)
+    assert stretch[2] > 1.2

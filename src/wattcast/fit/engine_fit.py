@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
-from wattcast.fit.held_out import conformal_ends, predict_with_bundle
+from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
 from wattcast.fit.kernel_fit import energy_ratio, loaded_clock_hz, measured_ranges, price_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
@@ -169,7 +169,7 @@ def _interval_ends(
 ) -> dict[str, ResidualEnds]:
     """Return the ends of measured over predicted by family, each row predicted without its shape."""
     fold = assign_folds(rows)
-    predicted = np.full((len(rows), 3), np.nan)
+    predicted = np.full((len(rows), 4), np.nan)
     for k in range(FOLDS):
         test = fold == k
         predicted[test] = predict_with_bundle(
@@ -177,7 +177,8 @@ def _interval_ends(
         )
         tell(f"fold {k + 1} of {FOLDS}")
     families = np.array(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family)
-    power_w, _, latency_s = settled_figures(rows)
+    power_w, clock_hz, latency_s = settled_figures(rows)
+    power = compare_asked_power(power_w, clock_hz, predicted)
     burst = rows.is_kind("burst")
     found = {}
     for name in dict.fromkeys(families.tolist()):
@@ -185,7 +186,7 @@ def _interval_ends(
         alike = np.isin(families, _POOLS.get(name, (name,))) & ~burst
         found[name] = ResidualEnds(
             conformal_ends((latency_s / predicted[:, 0])[own & burst]),
-            conformal_ends(_finite((power_w / predicted[:, 1])[alike])),
+            conformal_ends(_finite(power[alike])),
             int((own & burst).sum()),
         )
     return found

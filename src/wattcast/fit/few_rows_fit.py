@@ -429,7 +429,7 @@ def hold_out_inherited(
     fold = assign_folds(rows, FOLDS)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
     wanted &= np.array([data in forecast.toggling for data in rows.data])
-    predicted, near = np.full((len(rows), 3), np.nan), np.full((2, len(rows)), np.nan)
+    predicted, near = np.full((len(rows), 4), np.nan), np.full((2, len(rows)), np.nan)
     for k in np.unique(fold[wanted]):
         test = wanted & (fold == k)
         moved = move_forecast_at(

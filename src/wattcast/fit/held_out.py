@@ -81,6 +81,19 @@ class HeldOutRows:
     near_power: Array  # nearness by the learned factor of energy
 
 
+def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Array:
+    """Return measured power over that predicted at the top clock; NaN where the limit held both, which says nothing.
+
+    ``predicted`` ends in the columns power, clock and power at the top clock.
+    """
+    held_w, held_hz, asked_w = predicted.T[-3:]
+    capped = (clock_hz < _UNCAPPED * np.nanmax(held_hz)) & (held_w < asked_w)
+    return np.where(capped, np.nan, power_w / asked_w)
+
+
+_UNCAPPED = 0.995  # of the top clock
+
+
 def predict_held_out(
     rows: KernelRows,
     gpu: Gpu,
@@ -92,7 +105,7 @@ def predict_held_out(
     """Predict every burst and sustained row from a fit that never saw its shape."""
     fold = assign_folds(rows, folds, seed)
     wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
-    predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 3), len(rows), (2, len(rows))))
+    predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 4), len(rows), (2, len(rows))))
     chosen: list[str] = [""] * len(rows)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.select_rows(fold != k), rows.select_rows(test), gpu, idle) for k, test in enumerate(tests))
@@ -112,7 +125,7 @@ def _fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> _Fo
     return predict_with_fit(found, test, gpu), predict_as_ran(found, test, gpu), labels, near
 
 
-# latency, power and clock; latency by the kernels that ran; kernels chosen; nearness
+# latency, power, clock and power asked for; latency by the kernels that ran; kernels chosen; nearness
 _Fold = tuple[Array, Array, list[str], Array]
 
 
@@ -131,14 +144,14 @@ def predict_as_ran(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
 
 
 def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
-    """Predict latency, power and clock of each row from a fit, as ``predict_with_bundle`` does."""
+    """Predict the figures of each row from a fit, as ``predict_with_bundle`` does."""
     return predict_with_bundle(build_bundle(found, rows, gpu, {}, ""), rows, gpu)
 
 
 def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
-    """Predict latency, power and clock of each row: bursts at the top clock, the rest under the governor."""
+    """Predict latency, power, clock and power at the top clock of each row; of bursts latency at the top clock."""
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
-    result = np.full((len(rows), 3), np.nan)
+    result = np.full((len(rows), 4), np.nan)
     burst = rows.is_kind("burst")
     top_hz = float(np.mean(gpu.clocks.max_hz))
     if burst.any():
@@ -168,13 +181,13 @@ def _at_top(rows: KernelRows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
     return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
 
 
-def _under_governor(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float, float, float]:
+def _under_governor(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float, float, float, float]:
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
     kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
     timeline = analyse_kernels(kernels, gpu, bundle)
     governed = find_governed_point(timeline, gpu, OperatingPoint(), bundle)
     totals = total_at_clock(timeline, governed.at, bundle)
-    return float(totals.latency_s), float(totals.power_w), float(governed.clock_hz[..., 0])
+    return float(totals.latency_s), float(totals.power_w), float(governed.clock_hz[..., 0]), float(governed.asked_w)
 
 
 def collect_held_out(
@@ -447,13 +460,13 @@ def _round(
     predicted = predict_with_bundle(bundle, test, gpu)
     timeline = analyse_rows(bundle, test, gpu)
     burst = test.is_kind("burst")
-    power_w, _, latency_s = settled_figures(test)
+    power_w, clock_hz, latency_s = settled_figures(test)
     return LeftOutRows(
         at,
         tuple(thing[at].tolist()),
         tuple("" if reason is None else str(reason.reason) for reason in find_unmeasured(timeline, bundle)),
         np.where(burst, np.log(latency_s / predicted[:, 0]), np.nan),
-        np.where(burst, np.nan, np.log(power_w / predicted[:, 1])),
+        np.where(burst, np.nan, np.log(compare_asked_power(power_w, clock_hz, predicted))),
         kernel_log_ends(timeline, bundle, [None] * len(test)),
     )
 

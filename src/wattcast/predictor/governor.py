@@ -34,6 +34,7 @@ class GovernedPoint:
     at: OperatingPoint  # with the set clock, as NVML would report it, (*sweep, 1)
     capped: npt.NDArray[np.bool_]  # (*sweep,) the power limit lowered the clock
     met: npt.NDArray[np.bool_]  # (*sweep,) mean power is within the limit; False at the lowest clock
+    asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
 
     @property
     def clock_hz(self) -> Array:
@@ -68,12 +69,13 @@ def _govern(
     limit_w = sweep_values(np.asarray(limit, dtype=np.float64)) * bundle.governor_share
     ran = runner.run_at(asked_hz)
     excess_w = np.asarray(ran.power_w - limit_w)
+    asked_w = np.broadcast_to(ran.power_w, excess_w.shape)
     capped = excess_w > 0
     if not capped.any():
         clock_hz = np.array(np.broadcast_to(asked_hz, (*excess_w.shape, 1)))
         if ran.power_w.shape != excess_w.shape:  # a sweep over limits alone
             ran = runner.run_at(clock_hz)
-        return GovernedPoint(replace(at, clock_hz=clock_hz), capped, ~capped), ran
+        return GovernedPoint(replace(at, clock_hz=clock_hz), capped, ~capped, asked_w), ran
     low_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
     low, high = (np.array(np.broadcast_to(clock, (*excess_w.shape, 1))[..., 0]) for clock in (low_hz, asked_hz))
     ran, met = _search(runner, low, high, excess_w, limit_w)
@@ -81,7 +83,7 @@ def _govern(
         before = min(REACTION_S / at.duration_s, 1.0)
         ran = runner.run_at(before * high[..., np.newaxis] + (1.0 - before) * ran.clock_hz)
         capped, met = capped & (before < 1.0), met | (before == 1.0)
-    return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met), ran
+    return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w), ran
 
 
 def _search(

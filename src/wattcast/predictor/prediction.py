@@ -95,6 +95,7 @@ class PredictionBasis:
     gpu: Gpu
     at: OperatingPoint  # with the clock the governor found
     bundle: Bundle
+    asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
     ran: ClockedTimeline | None = None  # at that clock; None for a sweep, whose arrays are large
 
     @cached_property
@@ -327,7 +328,9 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         assumptions=_assumptions(graph, timeline, settled, gpu, bundle, at, totals),
         status=bundle.status,
         provenance=bundle.provenance,
-        basis=PredictionBasis(graph, timeline, totals, gpu, settled.at, bundle, ran if power_w.ndim == 0 else None),
+        basis=PredictionBasis(
+            graph, timeline, totals, gpu, settled.at, bundle, settled.asked_w, ran if power_w.ndim == 0 else None
+        ),
     )
 
 

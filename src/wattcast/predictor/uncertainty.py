@@ -25,7 +25,7 @@ from wattcast.predictor.bundle.support_widening import (
     OUTWARD,
     ForecastEnds,
     OutsideReason,
-    StepScale,
+    StepSpread,
     learned_distances,
 )
 from wattcast.predictor.timeline import Timeline, compute_latency_s
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wattcast.predictor.prediction import PredictionBasis
 
 NEAR_SHARE, FAR_SHARE = 0.05, 0.10  # of time or energy beyond what was measured, to be called near and far
-GOVERNED = 1.02  # of a power limit: the most that a board averages over a second
+GOVERNED = 0.98, 1.02  # of a power limit: what a board averages over a second where the limit lowers its clock
 MANY_FORMS = 8  # of operators that ran as one kind of kernel, to speak for one that was not measured
 _ENDS_OF = [0, 0, 1, 1]  # low and high end of latency, and of power
 _MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
@@ -123,7 +123,7 @@ UnmeasuredKernels = Sequence[UnmeasuredKernel | None]  # of each kernel; None: i
 
 
 def compute_interval(
-    basis: PredictionBasis, residuals: Mapping[str, ResidualEnds] | None = None
+    basis: PredictionBasis, residuals: Mapping[str, ResidualEnds] | None = None, steps: StepSpread | None = None
 ) -> PredictionInterval:
     """Compute the interval of a workload from the residuals (measured over predicted) of its kernels' families.
 
@@ -134,25 +134,48 @@ def compute_interval(
     where ρ is how far the errors of kernels go together (learned from layers of operators that were measured both
     alone and together) and x_d what every ``SupportDistance`` adds. Residuals belong to the card that was measured,
     so the ends also move out by the spread of cards, unless the bundle is for this very card
-    (``Bundle.for_this_card``). No board averages more than ``GOVERNED`` of its limit where a clock can meet it, so
-    power ends there. The energy interval multiplies those of latency and power. ``residuals`` stand for the bundle's.
+    (``Bundle.for_this_card``). Power errs at the clock asked for. Where it then exceeds the limit, the governor holds
+    it within ``GOVERNED`` of that. The energy interval adds those of latency and power in quadrature of logs: their
+    errors have opposite signs if any correlation. ``residuals`` and ``steps`` stand for those that ship.
+
+    Steps of the very engine that was measured were measured as a whole: their own spread stands for that of their
+    kernels, of which only those that were never measured add to it.
     """
     bundle, totals = basis.bundle, basis.totals
     bundle = bundle if residuals is None else replace(bundle, residuals=residuals)
     together, time, energy = learned_distances().together, *kernel_shares(basis)
-    steps = learned_distances().steps if is_measured_engine(basis) else None
-    kernels = kernel_log_ends(basis.timeline, bundle, basis.reasons, steps=steps)
-    cards = NORMAL_P90 * np.array(
-        [bundle.cards.latency, bundle.cards.latency, bundle.cards.power, bundle.cards.power]
-    )
-    by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(cards)))
+    is_step = is_measured_engine(basis)
+    kernels = kernel_log_ends(basis.timeline, bundle, basis.reasons, is_step=is_step)
+    spread = np.array([NORMAL_P90 * bundle.cards.latency, NORMAL_P90 * bundle.cards.power])
+    if is_step:
+        steps = learned_distances().steps if steps is None else steps
+        spread = np.hypot(spread, [steps.latency, steps.power])
+    by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(spread.take(_ENDS_OF))))
     latency = np.exp(widen_log_ends(combine_log_ends(time, kernels[:, :2], together.latency), by[..., :2]))
     power = np.exp(widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:]))
     latency_s = totals.latency_s[..., np.newaxis] * latency
-    mean_w = totals.power_w[..., np.newaxis]
-    most_w = np.maximum(GOVERNED * _limit_w(basis)[..., np.newaxis], mean_w)
-    power_w = np.minimum(mean_w * power, most_w)
-    return PredictionInterval(bundle.interval_level, latency_s, power_w, latency_s * power_w)
+    mean_w, limit_w = totals.power_w[..., np.newaxis], _limit_w(basis)[..., np.newaxis]
+    asked_w = mean_w if basis.at.duration_s is not None else basis.asked_w[..., np.newaxis]
+    power_w = govern_ends(mean_w, asked_w, power, limit_w)
+    off = np.hypot(np.log(latency), np.log(power_w / mean_w))
+    energy_j = totals.energy_j[..., np.newaxis] * np.exp(off * OUTWARD)
+    return PredictionInterval(bundle.interval_level, latency_s, power_w, energy_j)
+
+
+def govern_ends(mean_w: Array, asked_w: Array, ends: Array, limit_w: Array | float) -> Array:
+    """Return low and high end of power, ``(..., 2)``, from ``ends`` of its error at the clock asked for.
+
+    Where that exceeds the limit, the governor holds power within ``GOVERNED`` of it, unless no clock can.
+
+    >>> govern_ends(np.array([693.0]), np.array([900.0]), np.array([0.9, 1.1]), 700.0).tolist()
+    [686.0, 714.0]
+    """
+    held_w = np.asarray(limit_w) * np.array(GOVERNED)
+    free = mean_w > held_w[..., 1:]
+    found_w = np.where(free, mean_w * ends, np.minimum(asked_w * ends, held_w))
+    return np.stack(
+        [np.minimum(found_w[..., 0], mean_w[..., 0]), np.maximum(found_w[..., 1], mean_w[..., 0])], axis=-1
+    )
 
 
 def combine_log_ends(share: Array, ends: Array, together: float) -> Array:
@@ -175,14 +198,14 @@ def kernel_log_ends(
     bundle: Bundle,
     reasons: UnmeasuredKernels,
     engines: Mapping[str, ForecastEnds] | None = None,
-    steps: StepScale | None = None,
+    is_step: bool = False,
 ) -> Array:
     """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power.
 
     Ends are those of the kernel's kind where it has any, else of its family. Where the bundle's own rows gave them,
     they go by the distance from these rows. Kernels of an engine differ more from version to version than from row
     to row of one, so that they take the ends of other versions (``engines``, else those learned). In a step of the
-    very engine that was measured all ends are scaled by ``steps`` instead.
+    very engine that was measured (``is_step``) only kernels outside what was measured have any.
     """
     work = timeline.kernels.work
     names = [
@@ -197,17 +220,19 @@ def kernel_log_ends(
     scale = bundle.widening.scale(timeline.near)
     if scale is not None:
         ends *= scale.T.take(_ENDS_OF, axis=1)
-    if steps is not None:
-        ends *= np.array([steps.latency, steps.power]).take(_ENDS_OF)
+    tabled: list[int] = []
+    if is_step:
+        ends[:] = 0.0
     elif bundle.status is FitStatus.MEASURED:
         engines = learned_distances().engines if engines is None else engines
-        for row, group in enumerate(work.kernel_family):
-            if group in engines:  # rows of other versions, at every distance
-                ends[row, :2] = np.log(engines[group].latency)
+        tabled = [row for row, group in enumerate(work.kernel_family) if group in engines]
+        for row in tabled:  # rows of other versions, at every distance, of kinds never measured here as well
+            ends[row, :2] = np.log(engines[work.kernel_family[row]].latency)
     strange = [(i, bundle.widening.apart[reason.reason]) for i, reason in enumerate(reasons) if reason is not None]
     if strange:
         rows = [i for i, _ in strange]
         by = np.array([(apart.latency, apart.latency, apart.power, apart.power) for _, apart in strange])
+        by[np.isin(rows, tabled), :2] = 0.0
         ends[rows] = widen_log_ends(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
     return ends
 
@@ -414,10 +439,12 @@ def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
 def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Latency and power if the host issues operators as much faster or slower as hosts and networks differ.
 
-    Where the host decides nothing even if slow, this adds nothing.
+    Where the host decides nothing even if slow, this adds nothing. The host of an engine works while the GPU computes
+    the step before, and a step takes the longer of both times.
     """
     timeline, totals = basis.timeline, basis.totals
-    if basis.bundle.launch.measured or not np.any(timeline.host_s):
+    step_s = _engine_host_s(basis)
+    if basis.bundle.launch.measured or not (step_s or np.any(timeline.host_s)):
         return
     kernel_s, idle_w = basis.detail.kernel_s, basis.bundle.power.idle_power_w
     spread = learned_distances().host
@@ -426,19 +453,34 @@ def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     ends = []
     for factor in (spread.low, spread.high):
         slower_s = compute_latency_s(replace(timeline, host_s=factor * timeline.host_s), kernel_s)
+        slower_s = np.maximum(slower_s, factor * step_s)
         power_w = mean_power_w(working_j + still_w * np.maximum(slower_s - totals.busy_s, 0.0), slower_s)
         ends.append((np.log(slower_s / totals.latency_s), np.log(power_w / totals.power_w)))
     (fast, hot), (slow, cool) = ends
     found = np.abs(np.stack(np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1))
     if np.max(found) < 1e-3:
         return
-    waits = 1.0 - totals.busy_s / totals.latency_s
+    waits = 1.0 - totals.busy_s / np.maximum(totals.latency_s, step_s)
     reason = (
         f"the GPU waits for the host {float(np.max(waits)):.0%} of the time, whose speed differs by machine and model"
         if np.max(waits) > NEAR_SHARE
         else "a slow host would hold the GPU up"
     )
     yield SupportDistance("host", np.maximum(waits, found[..., 1]), np.zeros_like(waits), reason, found)
+
+
+def _engine_host_s(basis: PredictionBasis) -> float:
+    """Return what the host of an engine that replays its kernels takes for a step; 0 for other workloads."""
+    graph, known = basis.graph, learned_distances().engine_host
+    replays = graph.stack == SoftwareStack.ENGINE and basis.bundle.launch.engine_replays
+    if not replays or graph.tokens is None or graph.phase not in ("decode", "prefill"):
+        return 0.0
+    if graph.phase == "decode":
+        return known.step_s + known.sequence_s * graph.tokens
+    launched = ("engine_attention", "engine_latent", "engine_experts")
+    if graph.tokens <= known.graph_tokens:
+        return known.step_s + known.layer_s * sum(n for op, n in graph.calls() if op.kind in launched[:2])
+    return known.step_s + known.loose_layer_s * sum(n for op, n in graph.calls() if op.kind in launched)
 
 
 def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel | None]:

@@ -164,8 +164,8 @@ class ErrorCorrelation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class StepScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors on the log-ends of kernels in steps of the engine that was measured: steps are known better."""
+class StepSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Half-widths in logs of steps that the GPU bounds, of the engine that was measured; cards differ beside."""
 
     latency: float
     power: float
@@ -179,6 +179,17 @@ class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low: float
     high: float
     rows: int
+    source: str
+
+
+class EngineHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds that an engine's host takes for a step, which count only where the GPU takes less."""
+
+    step_s: float
+    sequence_s: float  # of a step that only decodes
+    layer_s: float  # of a step with prompts of at most ``graph_tokens``
+    loose_layer_s: float  # of a longer one, in which experts count as layers
+    graph_tokens: int
     source: str
 
 
@@ -197,8 +208,9 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cards: PublishedSpread
     widening: Widening
     together: ErrorCorrelation
-    steps: StepScale
+    steps: StepSpread
     host: HostSpread
+    engine_host: EngineHost
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
     forecast_source: str
