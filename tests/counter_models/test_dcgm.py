@@ -1,9 +1,11 @@
-"""Logs of DCGM as a table of counters; the files are made up in the forms that DCGM and its exporter write."""
+"""Logs of DCGM and GPU metrics of Nsight Systems; the files are made up in the forms that these tools write."""
 
 from __future__ import annotations
 
 import io
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +81,73 @@ def test_a_log_without_units_says_what_to_collect(tmp_path: Path) -> None:
     path.write_text(as_dmon([{**made_rounds(10)[0], "TENSO": 45.0}]))
     with pytest.raises(BadInput, match="Percent instead of shares"):
         read_dcgm_table(path)
+
+
+METRICS = (
+    "GPC Clock Frequency [MHz]",
+    "Tensor Active [Throughput %]",
+    "DRAM Read Bandwidth [Throughput %]",
+    "DRAM Write Bandwidth [Throughput %]",
+)
+
+
+def write_nsys(path: Path, samples: list[tuple[float, ...]], gpus: int = 1) -> Path:
+    """A database of ``nsys profile --gpu-metrics-devices``: a sample every millisecond, the clock in Hz."""
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INT, metricId INT, metricName TEXT)")
+        base.execute("CREATE TABLE GPU_METRICS (timestamp INT, typeId INT, metricId INT, value INT)")
+        for gpu in range(gpus):
+            base.executemany(
+                "INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, ?, ?)",
+                [(512 + gpu, n, name) for n, name in enumerate(METRICS)],
+            )
+            rows = [(i * 1_000_000, 512 + gpu, n, v) for i, each in enumerate(samples) for n, v in enumerate(each)]
+            base.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, ?, ?)", rows)
+        base.commit()
+    return path
+
+
+def test_gpu_metrics_of_nsys_give_watts_over_time(tmp_path: Path) -> None:
+    """A model of a DCGM log applies: 100 W, 300 W of tensor cores and 150 W of memory at full use."""
+    log, model = tmp_path / "dcgm.log", tmp_path / "model.yaml"
+    log.write_text(as_dmon(made_rounds()))
+    fit = [
+        "lab",
+        "fit",
+        "counters",
+        str(log),
+        "--form",
+        "dcgm",
+        "--model",
+        "rate",
+        "--no-advice",
+        "--out",
+        str(model),
+    ]
+    assert main(fit, Environment(io.StringIO(), io.StringIO())) == 0
+    path = write_nsys(tmp_path / "run.sqlite", [(1.98e9, 9, 9, 9), (1.98e9, 50, 20, 20), (1.98e9, 0, 0, 0)])
+
+    def estimate(*more: str) -> tuple[int, str, str]:
+        env = Environment(io.StringIO(), io.StringIO())
+        code = main(["lab", "estimate", str(path), "--model", str(model), "--counters", str(path), *more], env)
+        return code, env.stdout.getvalue(), env.stderr.getvalue()
+
+    code, out, err = estimate("--memory-clock", "3201MHz", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["clock_hz"] == pytest.approx(1.98e9)
+    assert said["traced_s"] == pytest.approx(2e-3)  # a sample stands for the time since the one before
+    assert said["power_w"] == pytest.approx(100.0 + (150.0 + 60.0) / 2.0, rel=0.02)
+    code, _, err = estimate()
+    assert (code, "--memory-clock" in err) == (2, True)
+    write_nsys(path, [(1980.0, 50, 20, 20)] * 2, gpus=2)
+    code, _, err = estimate("--memory-clock", "3201MHz")
+    assert (code, "GPU metrics of one GPU" in err) == (2, True)
+    write_nsys(path, [(1980.0, 50)] * 2)
+    code, _, err = estimate("--memory-clock", "3201MHz")
+    assert (code, "dram_busy_cycle" in err) == (2, True)
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("DROP TABLE GPU_METRICS")
+    code, _, err = estimate("--memory-clock", "3201MHz")
+    assert (code, "--gpu-metrics-devices" in err) == (2, True)

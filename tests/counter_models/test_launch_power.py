@@ -15,6 +15,8 @@ from wattcast.counter_models.launch_power import (
     LaunchKey,
     estimate_launch_power,
     load_counter_book,
+    make_launch_key,
+    read_counter_book,
     save_counter_book,
 )
 from wattcast.hardware import OperatingPoint
@@ -138,3 +140,27 @@ def test_many_launches_of_few_kernels_stay_cheap_in_memory() -> None:
     found = estimate_launch_power(launches, book(), MODEL, AT)
     assert found.start_s.size == 3999
     assert np.isfinite(found.power.part_w).all()
+
+
+NVPROF = """==7== NVPROF is profiling process 7, command: ./a
+==7== Metric result:
+"Device","Kernel","Invocations","Metric Name","Metric Description","Min","Max","Avg"
+"Tesla K20c (0)","void k(float*, int)",3,"inst_fp_32","FP Instructions(Single)",900,1100,1000
+"Tesla K20c (0)","void k(float*, int)",3,"dram_read_transactions","Device Memory Read Transactions",2,2,2
+"Tesla K20c (0)","void k(float*, int)",3,"branch_efficiency","Branch Efficiency",98.74%,98.74%,98.74%
+"Tesla K20c (1)","void k(float*, int)",1,"inst_fp_32","FP Instructions(Single)",2000,2000,2000
+"""
+
+
+def test_metrics_of_nvprof_hold_for_every_launch_of_a_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "nvprof.csv"
+    path.write_text(NVPROF)
+    book = read_counter_book(path)
+    counts = book.find_counts(make_launch_key("k(float*,int)", (7, 1, 1), (32, 1, 1)))
+    assert counts == {"fp32_instruction": 1250.0, "dram_read_byte": 64.0}  # means over all launches, of both devices
+    assert book.missing(make_launch_key("other", (7, 1, 1), (32, 1, 1)), ["fp32_instruction"]) == (
+        "fp32_instruction",
+    )
+    path.write_text("".join(NVPROF.splitlines(keepends=True)[:3]))
+    with pytest.raises(BadInput, match="nvprof --csv"):
+        read_counter_book(path)

@@ -30,12 +30,14 @@ from wattcast.core.errors import ExitCode, WattcastError, bad_value
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.whole_files import check_writable, write_somewhere
+from wattcast.counter_models.gpmtool_files import read_nsys_activity
 from wattcast.counter_models.launch_power import (
     CounterBook,
     KernelLaunch,
     PowerEstimate,
     estimate_launch_power,
     find_clock_hz,
+    is_database,
     read_counter_book,
     read_launches,
 )
@@ -180,7 +182,12 @@ def estimate(
     ctx: typer.Context,
     launches: Annotated[Path, typer.Argument(help="Trace of PyTorch's profiler, or of nsys export --type sqlite.")],
     model: Annotated[Path, typer.Option(help="Power model of `lab fit counters --out`, or h200 or tegra-k1.")],
-    counters: Annotated[Path, typer.Option(help="Counters of its kernels: a book (.json), ncu's .csv or .ncu-rep.")],
+    counters: Annotated[
+        Path,
+        typer.Option(
+            help="Counters: a book (.json), ncu's .csv or .ncu-rep, nvprof's .csv, or GPU metrics in nsys's .sqlite."
+        ),
+    ],
     clock: Annotated[
         str | None, typer.Option(help="Core clock; default: counted cycles over the trace's time.")
     ] = None,
@@ -191,6 +198,7 @@ def estimate(
     """Estimate the watts of a run that is over from its kernel launches and counters of each kernel.
 
     Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock 3201MHz
+    Example: wattcast lab estimate run.sqlite --model dcgm.yaml --counters run.sqlite --memory-clock 3201MHz
     """
     from wattcast.core.units import parse, show
 
@@ -362,7 +370,7 @@ class LaunchEstimate:
     def summary(self) -> str:
         """Say what the model gives, and for which kernels there are no counters."""
         plain = self.plain()
-        text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of kernel launches"
+        text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of the trace"
         missing = plain["without_counters"]
         if missing:
             text += (
@@ -419,6 +427,11 @@ def estimate_offline(
     model: Path, counters: Path, trace: Path, gpu: str | None, clock_hz: float | None, memory_clock_hz: float | None
 ) -> tuple[LaunchEstimate, float]:
     """Estimate the power of a run from files alone; return it and the clock, by default that of counted cycles."""
+    if is_database(counters):  # sampled over time, not per kernel
+        known = load_saved_model(model).model
+        start_s, activity = read_nsys_activity(counters, known.required_events, clock_hz, memory_clock_hz)
+        found = PowerEstimate(start_s, activity, known.power(activity), np.ones(start_s.shape), ())
+        return LaunchEstimate(found, None, None), float(np.mean(np.asarray(activity.at.clock_hz)))
     ready = prepare_estimate(model, counters, trace, gpu, [])
     log = read_launches(trace)
     found_hz = clock_hz or find_clock_hz(log.launches, ready.book)

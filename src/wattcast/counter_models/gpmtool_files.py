@@ -23,6 +23,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, clip_text
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
+from wattcast.counter_models.launch_power import query_nsys
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.energy_samples import read_dcgm_rounds
@@ -144,6 +145,51 @@ def read_dcgm_table(path: Path) -> CounterTable:
         default_hz=(float(clock_hz.max()), float(memory_clock_hz.max())),
         notes=(f"{len(cells) - len(kept)} of {len(cells)} samples lack a column and are left out.",),
     )
+
+
+NSYS_SAMPLES = """SELECT m.typeId & 255, m.timestamp, i.metricName, m.value FROM GPU_METRICS m
+JOIN TARGET_INFO_GPU_METRICS i ON i.typeId = m.typeId AND i.metricId = m.metricId ORDER BY m.timestamp"""
+
+
+def read_nsys_activity(
+    path: Path, wanted: Sequence[str], clock_hz: float | None, memory_clock_hz: float | None
+) -> tuple[Array, Activity]:
+    """Read the GPU metrics that Nsight Systems sampled: begin of each interval, and busy cycles of units in it.
+
+    A sample stands for the time since the one before. Shares are those of DCGM (``map_dcgm.csv``), so models of
+    ``--form dcgm`` apply. The GPC clock is kept in Hz although its name says MHz.
+    """
+    rows = query_nsys(path, NSYS_SAMPLES, "GPU metrics (nsys profile --gpu-metrics-devices 0)")
+    gpus, columns = {gpu for gpu, *_ in rows}, dict[str, dict[int, float]]()
+    for _, time_ns, name, value in rows:
+        columns.setdefault(name.split(" [")[0], {}).setdefault(time_ns, float(value))
+    if len(gpus) != 1:
+        raise bad_value(path.name, "GPU metrics of one GPU", f"{len(gpus)}", "Profile with --gpu-metrics-devices 0.")
+    known = {row["column"]: row for row in read_shipped_table("wattcast.counter_models", "map_dcgm.csv")}
+    parts = {column: row["nsys"].split(" + ") for column, row in known.items() if row["nsys"]}
+    whole = {column: names for column, names in parts.items() if all(name in columns for name in names)}
+    units = {known[column]["event"]: (column, names) for column, names in whole.items() if known[column]["event"]}
+    if lacking := [event for event in wanted if event not in (*units, ACTIVE_CYCLE)]:
+        raise bad_value(path.name, f"metrics for {', '.join(lacking)}", ", ".join(sorted(columns)))
+    if clock_hz is None and "SMCLK" not in whole:
+        raise bad_value("--clock", "the core clock of the run", "none", "The metrics hold no GPC Clock Frequency.")
+    if memory_clock_hz is None and any(e in units and known[units[e][0]]["rail"] == "memory" for e in wanted):
+        raise bad_value("--memory-clock", "the memory clock of the run, which nsys does not sample", "none")
+    used = [name for names in whole.values() for name in names]
+    times = np.array(sorted(set.intersection(*(set(columns[name]) for name in used))))
+    if len(times) < 2:
+        raise bad_value(path.name, "two samples with every metric", f"{len(times)}")
+    sampled = {c: np.sum([[columns[n][t] for t in times[1:]] for n in names], 0) for c, names in whole.items()}
+    core_hz = np.full(len(times) - 1, clock_hz) if clock_hz else sampled["SMCLK"]
+    core_hz = np.where(core_hz < 1e5, core_hz * MHZ, core_hz)
+    duration_s = 1e-9 * np.diff(times)
+    cycles = {"core": core_hz * duration_s, "memory": (memory_clock_hz or 0.0) * duration_s}
+    share = {event: sampled[column] / 100.0 for event, (column, _) in units.items()}
+    busy = {event: s * cycles[known[units[event][0]]["rail"]] for event, s in share.items()}
+    busy[ACTIVE_CYCLE] = cycles["core"] * (np.max(list(share.values()), axis=0) > 0.0)
+    at = OperatingPoint(clock_hz=core_hz, memory_clock_hz=memory_clock_hz)
+    activity = Activity(duration_s, np.stack(list(busy.values()), -1), tuple(busy), at, ActivitySource.PROFILED)
+    return 1e-9 * (times[:-1] - times[0]), activity
 
 
 @dataclass(frozen=True)

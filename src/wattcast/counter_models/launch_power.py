@@ -22,13 +22,14 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, unknown_name
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.core.whole_files import write_whole
-from wattcast.counter_models.profiler_counters import read_ncu_launches
+from wattcast.counter_models.profiler_counters import read_ncu_launches, read_nvprof
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import Power, PowerModel
 
 COUNTER_BOOK_FORMAT = 1
 CYCLE_EVENT = "core_cycle"
+ANY_SIZE = (0, 0, 0)  # grid or block of counts that hold for every launch of a kernel
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,13 @@ class CounterBook:
     count: Mapping[LaunchKey, Mapping[str, float]] = field(default_factory=dict)
     passes: Mapping[LaunchKey, Mapping[str, int]] = field(default_factory=dict)
 
+    def find_counts(self, key: LaunchKey) -> Mapping[str, float]:
+        """Return the counts of a launch: of its configuration, or of its kernel in any; empty where none are."""
+        return self.count.get(key) or self.count.get(LaunchKey(key.kernel, ANY_SIZE, ANY_SIZE), {})
+
     def missing(self, key: LaunchKey, wanted: Sequence[str]) -> tuple[str, ...]:
         """Return the events still to be collected for this key; none when its launches can be estimated."""
-        seen = self.count.get(key, {})
+        seen = self.find_counts(key)
         return tuple(event for event in wanted if event not in seen)
 
     def with_pass(self, key: LaunchKey, counts: Mapping[str, float]) -> CounterBook:
@@ -130,7 +135,7 @@ def estimate_launch_power(
 
     columns = []
     for event in model.required_events:
-        counted = np.array([book.count.get(launch.key, {}).get(event, 0.0) for launch in launches])
+        counted = np.array([book.find_counts(launch.key).get(event, 0.0) for launch in launches])
         if known_events()[event].is_mean:
             columns.append(sum_running(counted) + beside.get(event, 0.0))
         else:
@@ -188,7 +193,7 @@ def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint
         if not launch.duration_s > 0:
             raise bad_value(f"launch of {launch.key.kernel}", "a duration above zero", launch.duration_s)
         return launch.duration_s
-    cycles = book.count.get(launch.key, {}).get(CYCLE_EVENT)
+    cycles = book.find_counts(launch.key).get(CYCLE_EVENT)
     if cycles is None or at.clock_hz is None:
         raise MissingEvents(
             f"a launch of {launch.key.kernel} was not timed, and its length needs {CYCLE_EVENT} in the counter book "
@@ -232,7 +237,7 @@ def read_launches(path: Path) -> LaunchLog:
 
     Copies and fills have no counters and are left out.
     """
-    if path.is_file() and path.read_bytes()[:15] == b"SQLite format 3":
+    if is_database(path):
         return _read_nsys_launches(path)
     data = gunzip_bytes(read_bytes(path, MAX_LAUNCH_TRACE_BYTE), path.name, MAX_LAUNCH_TRACE_BYTE)
     trace = decode_json(data, _LaunchTrace, path.name)
@@ -253,37 +258,55 @@ def read_launches(path: Path) -> LaunchLog:
     return LaunchLog(tuple(launches), epoch_s)
 
 
+def is_database(path: Path) -> bool:
+    """Return whether a file is an SQLite database, as ``nsys export --type sqlite`` writes it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(15) == b"SQLite format 3"
+
+
 NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ, k.start, k.end
 FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
 
 
 def _read_nsys_launches(path: Path) -> LaunchLog:
     """Read the kernels of an Nsight Systems database; its times count from the begin of the session."""
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
-            rows = base.execute(NSYS_KERNELS).fetchall()
-    except sqlite3.Error as error:
-        raise bad_value(path.name, "kernels (nsys profile --trace cuda, nsys export --type sqlite)", error) from None
-    if not rows:
-        raise bad_value(path.name, "kernels", "none", "Profile with nsys profile --trace cuda.")
+    rows = query_nsys(path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)")
     keyed = ((make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows)
     return LaunchLog(tuple(KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed), None)
 
 
+def query_nsys(path: Path, query: str, wanted: str) -> list[Any]:
+    """Return the rows of a query, at least one; an error says what was ``wanted``."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
+            rows = base.execute(query).fetchall()
+    except sqlite3.Error as error:
+        raise bad_value(path.name, wanted, error) from None
+    if not rows:
+        raise bad_value(path.name, wanted, "none")
+    return rows
+
+
 def find_clock_hz(launches: Sequence[KernelLaunch], book: CounterBook) -> float | None:
     """Return the clock at which timed launches take as long as their counted cycles."""
-    timed = [(book.count.get(x.key, {}).get(CYCLE_EVENT), x.duration_s) for x in launches]
+    timed = [(book.find_counts(x.key).get(CYCLE_EVENT), x.duration_s) for x in launches]
     known = [(cycles, length_s) for cycles, length_s in timed if cycles and length_s]
     return sum(c for c, _ in known) / sum(s for _, s in known) if known else None
 
 
 def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
-    """Read a counter book (JSON), an export of ``ncu --csv``, or a report of ncu (``.ncu-rep``)."""
+    """Read a counter book (JSON), an export of ``ncu --csv``, a report of ncu (``.ncu-rep``), or ``nvprof --csv``."""
     if path.suffix == ".json":
         book = load_counter_book(path)  # traces do not hold dynamic shared memory
         keys = {key: LaunchKey(plain_kernel_name(key.kernel), key.grid, key.block) for key in book.count}
         return CounterBook({keys[k]: v for k, v in book.count.items()}, {keys[k]: v for k, v in book.passes.items()})
     book = CounterBook()
+    if b'"Invocations","Metric Name"' in read_bytes(path, MAX_LAUNCH_TRACE_BYTE):
+        for kernel, counts in read_nvprof(path).items():
+            book = book.with_pass(make_launch_key(kernel, ANY_SIZE, ANY_SIZE), counts)
+        return book
     for launch, counts in read_ncu_launches(path, sm_count):
         if len(launch.grid) != 3 or len(launch.block) != 3:
             raise bad_value(

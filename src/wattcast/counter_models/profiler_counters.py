@@ -1,7 +1,7 @@
-"""Read hardware counters of kernels as events: AccelWattch's columns, Nsight Compute exports, microbenchmarks.
+"""Read hardware counters of kernels as events: AccelWattch's columns, Nsight Compute, nvprof, microbenchmarks.
 
-``map_accelwattch_hw.csv`` and ``map_ncu.csv`` map columns to events. An event whose metrics were not all collected is
-left out: absent is not zero.
+``map_accelwattch_hw.csv``, ``map_ncu.csv`` and ``map_nvprof.csv`` map columns to events. An event whose metrics were
+not all collected is left out: absent is not zero.
 
 Counts of microbenchmarks and multimedia workloads were taken by a profiler on a shorter launch of the same kernel
 (docs/method/microbenchmarks.md) and are scaled to the launch whose power was measured. Kernels bound by the
@@ -100,6 +100,34 @@ def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[C
     activity = _ncu_activity(metrics, sm_count, path.name)
     rows = [dict(zip(activity.events, row.tolist(), strict=True)) for row in activity.value]
     return list(zip(launches, rows, strict=True))
+
+
+def read_nvprof(path: Path) -> dict[str, dict[str, float]]:
+    """Read ``nvprof --csv --metrics ...``: the events of a launch of each kernel, means over all of its launches.
+
+    nvprof tells neither time nor launch configuration, so every launch of a kernel has the same counts.
+    """
+    sums: dict[str, dict[str, tuple[float, float]]] = {}
+    header: list[str] = []
+    for row in csv.reader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))):
+        if row and row[0] == "Device":
+            header = row
+        cell = dict(zip(header, row, strict=False))
+        if cell.get("Metric Name") and row is not header and len(row) == len(header):
+            launches, mean = (_read_value(cell[name], "", path.name) for name in ("Invocations", "Avg"))
+            before = sums.setdefault(cell["Kernel"], {}).get(cell["Metric Name"], (0.0, 0.0))
+            sums[cell["Kernel"]][cell["Metric Name"]] = (before[0] + launches, before[1] + launches * mean)
+    if not sums:
+        raise bad_value(path.name, "kernels below Device, Kernel, Invocations, Metric Name (nvprof --csv)", "none")
+    found = {}
+    for kernel, metrics in sums.items():
+        events = {
+            row["event"]: float(row["factor"]) * metrics[row["metric"]][1] / metrics[row["metric"]][0]
+            for row in _read_map("map_nvprof.csv")
+            if row["metric"] in metrics and metrics[row["metric"]][0] > 0.0
+        }
+        found[kernel] = {event: value for event, value in events.items() if math.isfinite(value)}
+    return found
 
 
 def list_ncu_metrics(wanted: Collection[str]) -> list[str]:
