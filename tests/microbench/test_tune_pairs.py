@@ -10,7 +10,7 @@ USES = [
     ("mending", 4, 4, 4),
     ("held-out", 38, 36, 37),
     ("second held-out", 20, 19, 20),
-    ("third held-out", 25, 19, 20),
+    ("third held-out", 25, 22, 22),
 ]
 WRONG_FIRST = {  # reads that nobody can bring together; a pair that was not measured; advice that was not tried
     "mending": ["gather"],

@@ -7,8 +7,8 @@ A kernel's units need N seconds together (`unit_work`). With the measured time T
 in which warps wait. A change replaces the work of some units. Where a unit is busy half of the time and warps are
 many, W is mostly queueing and follows N; otherwise it is latency, which stays, or is hidden by more warps and
 independent instructions. The exponent was set on the DCT of the multimedia workloads and on four pairs of kernels
-(docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, half as much queueing, and
-T'/T to the power of 0.65 to 1.35.
+(docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, half as much queueing, T'/T
+to the power of 0.5 to 1.5, and 5 points to both sides.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ from wattcast.microbench.unit_work import (
 )
 
 EXPONENTS = (2.0, 4.0)  # of an interval
-LIKELY_POWERS = (0.65, 1.35)  # of the predicted ratio of times, as far as pairs for mending came out
+LIKELY_POWERS = (0.5, 1.5)  # of the predicted ratio of times; with LEAST_SPREAD 83 % of 87 measured pairs lie inside
+LEAST_SPREAD = 0.05  # of the time, to both sides
 LEAST_WAIT = 0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 WORTH = 0.005  # a change of time or energy below this is not worth a line
@@ -73,6 +74,7 @@ FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_se
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
 MOST_WARPS, ENOUGH_WARPS = 64.0, 14.0  # of an SM: resident at most, and those that hide arithmetic latency
+IN_FLIGHT_BYTE = 12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
 
@@ -135,9 +137,15 @@ def predict_time_s(
 
 
 def queued_share(profile: KernelProfile) -> float:
-    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and enough warps."""
-    warps = MOST_WARPS * profile.metrics.get(WARPS, 1.0)
-    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(warps / ENOUGH_WARPS, 1.0)
+    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and enough warps.
+
+    Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE`` under way.
+    """
+    m, enough = profile.metrics, ENOUGH_WARPS
+    sectors, requests = m.get(SECTORS, 0.0), m.get(REQUESTS, 0.0)
+    if requests > 0.0 and _far_share(m) > FAR_SHARE and sectors <= 1.1 * requests * (mean_access_byte(m) or 0.0):
+        enough = max(IN_FLIGHT_BYTE * requests / (32.0 * sectors), enough)
+    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(MOST_WARPS * m.get(WARPS, 1.0) / enough, 1.0)
 
 
 def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> TuningAdvice:
@@ -151,6 +159,7 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
     ways = [(exponent, queued) for exponent in EXPONENTS for queued in (0.5 * q, q)]
     spread = [predict_time_s(profile, work, wait, *way) / profile.time_s for way in ways]
     spread += [max(time, 1e-9) ** power for power in LIKELY_POWERS]
+    spread += [max(time - LEAST_SPREAD, 0.0), time + LEAST_SPREAD]
     spread += [1.0] * all(change.unsure for change in changes)
     there = replace(profile, work=work, time_s=profile.time_s * time)
     energy = there.energy_j / profile.energy_j
@@ -316,7 +325,12 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     time, energy = access_ratio(p.metrics, results)
     factor = {"dram": (1.0 / time, 1.0 / energy), "launch": (mean / 16.0,) * 2}
     own = p.metrics.get(WAVEFRONTS, 0.0) - p.metrics.get(PASSES, 0.0)
-    if mean < 4.0 and own > 0.0:
+    each = p.metrics.get(SECTORS, 0.0) / max(p.metrics.get(REQUESTS, 0.0), 1.0)
+    if each > 1.5 * mean and p.metrics.get(HITS, 0.0) >= 0.5 * p.metrics[SECTORS] and own > 0.0:
+        # a thread walks along its own stretch, and a wider access comes back to a sector less often
+        fewer = mean / 16.0 * max(each, 16.0) / each
+        factor |= {"l1": (1.0 - (1.0 - fewer) * own / p.metrics[WAVEFRONTS],) * 2, "l2": (fewer,) * 2}
+    elif mean < 4.0 and own > 0.0:
         factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / p.metrics[WAVEFRONTS],) * 2
     if INSTRUCTIONS in p.metrics:
         shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) + _count_constants(p.metrics)
@@ -340,7 +354,8 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     if again >= 0.5 and "l2" in p.work and p.work["l2"].seconds >= 0.02 * p.time_s:
         factor["l2"] = (1.0 - again * m[FROM_L2] / (m[FROM_L2] + m[TO_L2]),) * 2
         wait = 1.0 - _far_share(m) * again * (1.0 - NEAR_LATENCY)
-    elif hit >= 0.5 and m[WAVEFRONTS] > 0.0:
+    scattered = m[SECTORS] > 1.5 * m[REQUESTS] * (mean_access_byte(m) or 4.0)  # a tile also brings these together
+    if hit >= 0.5 and m[WAVEFRONTS] > 0.0 and (scattered or not factor):
         fewer = max(m[WAVEFRONTS] - m[PASSES] - _least_passes(m), 0.0)
         factor["l1"] = (1.0 - fewer / m[WAVEFRONTS],) * 2
     if not factor:
@@ -392,7 +407,7 @@ JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that
     "occupancy": ((WARPS,), _judge_occupancy),
     "parallelism": ((WARPS,), _judge_parallelism),
     "access size": (tuple(SIZE_METRICS.values()), _judge_access_size),
-    "caching": ((FROM_L2, TO_L2, READ, HITS, SECTORS, WAVEFRONTS, PASSES), _judge_caching),
+    "caching": ((FROM_L2, TO_L2, READ, HITS, SECTORS, REQUESTS, WAVEFRONTS, PASSES), _judge_caching),
     "spills": ((*LOCAL, WAVEFRONTS, INSTRUCTIONS), _judge_spills),
     "atomics": ((REDUCED,), _judge_atomics),
 }
