@@ -3,7 +3,7 @@
 Run: ``python studies/tune_pairs/judge_tune_pairs.py`` for what was measured on an H200 (``h200/``), or with
 ``--rows tune_pairs.jsonl --profiles tune_pairs_ncu.csv`` of ``measure_tune_pairs.py``. ``--use mending`` shows the
 pairs that `tune` was first changed by, ``held-out`` the 38 that it was judged on then (and later mended by),
-``second held-out`` and ``third held-out`` those of later sets.
+``second held-out`` to ``fourth held-out`` those of later sets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data n
 NEAR = 0.20  # points of percent, as a share
 
 
-USES = ("mending", "held-out", "second held-out", "third held-out")
+USES = ("mending", "held-out", "second held-out", "third held-out", "fourth held-out")
 
 
 def find_files(use: str) -> tuple[Path, Path]:

@@ -1237,3 +1237,301 @@ KERNEL(scores__shared_memory)
   for (int d = 0; d < 64; ++d) sum += queries[line][d] * keys[lane][d];
   out[(first_query + line) * 8192 + first_key + lane] = sum;
 }
+
+// The fourth set, written after `tune` had been mended by the third.
+
+// rms: rows of 1024 over their root mean square, summed in double precision; 4 or 16 bytes at a time. A warp takes a row.
+template <typename T> __device__ __forceinline__ void rms(ARGUMENTS)
+{
+  const int lane = threadIdx.x % 32;
+  const size_t first = (size_t)(INDEX / 32) * 1024;
+  T sum = 0;
+  for (int k = lane; k < 1024; k += 32) sum += (T)a[first + k] * (T)a[first + k];
+  const float scale = rsqrtf(warp_sum((float)sum) / 1024.0f + 1e-5f);
+  for (int k = lane; k < 1024; k += 32) out[first + k] = a[first + k] * scale;
+}
+template <typename T> __device__ __forceinline__ void rms_four(ARGUMENTS)
+{
+  const int lane = threadIdx.x % 32;
+  const float4 *row = (const float4 *)a + (size_t)(INDEX / 32) * 256;
+  float4 *to = (float4 *)out + (size_t)(INDEX / 32) * 256;
+  T sum = 0;
+  for (int k = lane; k < 256; k += 32) {
+    const float4 x = row[k];
+    sum += (T)x.x * (T)x.x + (T)x.y * (T)x.y + (T)x.z * (T)x.z + (T)x.w * (T)x.w;
+  }
+  const float scale = rsqrtf(warp_sum((float)sum) / 1024.0f + 1e-5f);
+  for (int k = lane; k < 256; k += 32) to[k] = times(row[k], scale);
+}
+KERNEL(rms__before) { rms<double>(a, b, out, room, n); }
+KERNEL(rms__fp64) { rms<float>(a, b, out, room, n); }
+KERNEL(rms__access_size) { rms_four<double>(a, b, out, room, n); }
+KERNEL(rms__both) { rms_four<float>(a, b, out, room, n); }
+
+// lengths: a root in double precision where single would do.
+KERNEL(lengths__before) { const double x = a[INDEX]; out[INDEX] = (float)sqrt(x * x + 0.5); }
+KERNEL(lengths__fp64) { const float x = a[INDEX]; out[INDEX] = sqrtf(x * x + 0.5f); }
+
+// pool: the largest of 2 x 2 pixels, one by one or of 16 bytes at a time.
+KERNEL(pool__before)
+{
+  const float *from = a + (size_t)(INDEX / 2048) * 8192 + INDEX % 2048 * 2;
+  out[INDEX] = fmaxf(fmaxf(from[0], from[1]), fmaxf(from[4096], from[4097]));
+}
+KERNEL(pool__access_size)
+{
+  const float4 *from = (const float4 *)a + (size_t)(INDEX / 1024) * 2048 + INDEX % 1024;
+  const float4 x = from[0], y = from[1024];
+  ((float2 *)out)[INDEX] =
+    make_float2(fmaxf(fmaxf(x.x, x.y), fmaxf(y.x, y.y)), fmaxf(fmaxf(x.z, x.w), fmaxf(y.z, y.w)));
+}
+
+// particles: records of place and speed, read field by field, as a whole, or from arrays of one field each.
+KERNEL(particles__before)
+{
+  const float *p = a + 4 * (size_t)INDEX;
+  out[INDEX] = p[0] * p[2] + p[1] * p[3];
+}
+KERNEL(particles_packed)  // not measured
+{
+  for (int field = 0; field < 4; ++field) room[field * (n / 4) + INDEX] = a[4 * (size_t)INDEX + field];
+}
+KERNEL(particles__coalescing)
+{
+  const float *p = room + INDEX;
+  out[INDEX] = p[0] * p[n / 2] + p[n / 4] * p[n / 4 * 3];
+}
+KERNEL(particles__access_size)
+{
+  const float4 p = ((const float4 *)a)[INDEX];
+  out[INDEX] = p.x * p.z + p.y * p.w;
+}
+
+// symmetric: a matrix of 4096 x 4096 plus its transpose, read down the columns or through a tile.
+KERNEL(symmetric__before)
+{
+  const int tiles = SIDE / 32, lane = threadIdx.x % 32, line = threadIdx.x / 32;
+  const int x0 = blockIdx.x % tiles * 32, y0 = blockIdx.x / tiles * 32;
+  for (int y = line; y < 32; y += 8)
+    out[(y0 + y) * SIDE + x0 + lane] = a[(y0 + y) * SIDE + x0 + lane] + a[(x0 + lane) * SIDE + y0 + y];
+}
+KERNEL(symmetric__coalescing)
+{
+  __shared__ float tile[32][33];
+  const int tiles = SIDE / 32, lane = threadIdx.x % 32, line = threadIdx.x / 32;
+  const int x0 = blockIdx.x % tiles * 32, y0 = blockIdx.x / tiles * 32;
+  for (int y = line; y < 32; y += 8) tile[y][lane] = a[(x0 + y) * SIDE + y0 + lane];
+  __syncthreads();
+  for (int y = line; y < 32; y += 8)
+    out[(y0 + y) * SIDE + x0 + lane] = a[(y0 + y) * SIDE + x0 + lane] + tile[lane][y];
+}
+
+// gram: products of all rows of 1024 with each other through tiles, whose columns share a bank, or padded.
+template <int PITCH> __device__ __forceinline__ void gram(ARGUMENTS)
+{
+  __shared__ float left[32][32], right[32][PITCH];
+  const int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+  const int x0 = blockIdx.x % (WIDE / 32) * 32, y0 = blockIdx.x / (WIDE / 32) * 32;
+  float sum = 0.0f;
+  for (int k0 = 0; k0 < WIDE; k0 += 32) {
+    left[line][lane] = a[(y0 + line) * WIDE + k0 + lane];
+    right[line][lane] = a[(x0 + line) * WIDE + k0 + lane];
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < 32; ++k) sum += left[line][k] * right[lane][k];
+    __syncthreads();
+  }
+  out[(y0 + line) * WIDE + x0 + lane] = sum;
+}
+KERNEL(gram__before) { gram<32>(a, b, out, room, n); }
+KERNEL(gram__bank_conflicts) { gram<33>(a, b, out, room, n); }
+
+// quads: records of four words in shared memory, one field at a time; or an array for each field.
+template <bool SPLIT> __device__ __forceinline__ void quads(ARGUMENTS)
+{
+  __shared__ float held[1024];
+  const int t = threadIdx.x;
+  for (int i = t; i < 1024; i += 256) held[SPLIT ? i % 4 * 256 + i / 4 : i] = a[blockIdx.x * 1024 + i];
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 32; ++k) {
+    const int record = (t + k * 7) & 255;
+    sum = sum * 0.5f + held[SPLIT ? (k & 3) * 256 + record : 4 * record + (k & 3)];
+  }
+  out[INDEX] = sum;
+}
+KERNEL(quads__before) { quads<false>(a, b, out, room, n); }
+KERNEL(quads__bank_conflicts) { quads<true>(a, b, out, room, n); }
+
+// opcodes: eight kinds of integer work; neighbours differ, or a warp has one kind.
+__device__ __forceinline__ word execute(int kind, word x)
+{
+#define WORK(step) { _Pragma("unroll 1") for (int k = 0; k < 16; ++k) { step; } break; }
+  switch (kind) {
+    case 0: WORK(x = x * 5u + 1u)
+    case 1: WORK(x ^= x << 3)
+    case 2: WORK(x = (x >> 1) + (x << 30))
+    case 3: WORK(x = x * x + 7u)
+    case 4: WORK(x = min(x, ~x) + 3u)
+    case 5: WORK(x = (x & 0xffffu) * 40503u + (x >> 16))
+    case 6: WORK(x -= x >> 2)
+    default: WORK(x = __brev(x) + 11u)
+  }
+  return x;
+}
+KERNEL(opcodes__before) { ((word *)out)[INDEX] = execute(INDEX & 7, ((const word *)a)[INDEX]); }
+KERNEL(opcodes__divergence)
+{
+  const int i = blockIdx.x * 256 + threadIdx.x % 32 * 8 + threadIdx.x / 32;
+  ((word *)out)[i] = execute(i & 7, ((const word *)a)[i]);
+}
+
+// tonemap: a curve for every pixel, four after another; the launch asks for much shared memory, or for little.
+KERNEL(tonemap)
+{
+  extern __shared__ float unused[];
+#pragma unroll 1
+  for (int turn = 0; turn < 4; ++turn) {
+    const int i = (blockIdx.x * 4 + turn) * blockDim.x + threadIdx.x;
+    const float x = a[i];
+    out[i] = __powf(x / (1.0f + x), 0.4545f);
+  }
+}
+
+// roots: few threads take one element after another; four at once, more threads, or both.
+template <int PARTS> __device__ __forceinline__ void roots(ARGUMENTS)
+{
+  const int step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (int i = INDEX; i < n; i += PARTS * step) {
+    float x[PARTS];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) x[j] = a[i + j * step];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) out[i + j * step] = sqrtf(x[j]) * 0.5f + 1.0f;
+  }
+}
+KERNEL(roots__before) { roots<1>(a, b, out, room, n); }
+KERNEL(roots__parallelism) { roots<4>(a, b, out, room, n); }
+
+// quantise: floats to bytes, one by one or four at a time.
+__device__ __forceinline__ word to_byte(float x) { return (word)fminf(fmaxf(x * 255.0f + 0.5f, 0.0f), 255.0f); }
+KERNEL(quantise__before) { ((byte *)out)[INDEX] = (byte)to_byte(a[INDEX]); }
+KERNEL(quantise__access_size)
+{
+  const float4 x = ((const float4 *)a)[INDEX];
+  ((word *)out)[INDEX] = to_byte(x.x) | to_byte(x.y) << 8 | to_byte(x.z) << 16 | to_byte(x.w) << 24;
+}
+
+// moments: sums and sums of squares of stretches of 2048 in two passes, or in one.
+KERNEL(moments__before_1)
+{
+  float sum = 0.0f;
+  for (int k = threadIdx.x; k < 2048; k += 256) sum += a[blockIdx.x * 2048 + k];
+  sum = total(sum);
+  if (threadIdx.x == 0) out[2 * blockIdx.x] = sum;
+}
+KERNEL(moments__before_2)
+{
+  float sum = 0.0f;
+  for (int k = threadIdx.x; k < 2048; k += 256) sum += a[blockIdx.x * 2048 + k] * a[blockIdx.x * 2048 + k];
+  sum = total(sum);
+  if (threadIdx.x == 0) out[2 * blockIdx.x + 1] = sum;
+}
+KERNEL(moments__fusion)
+{
+  float sum = 0.0f, square = 0.0f;
+  for (int k = threadIdx.x; k < 2048; k += 256) {
+    const float x = a[blockIdx.x * 2048 + k];
+    sum += x;
+    square += x * x;
+  }
+  sum = total(sum);
+  square = total(square);
+  if (threadIdx.x == 0) {
+    out[2 * blockIdx.x] = sum;
+    out[2 * blockIdx.x + 1] = square;
+  }
+}
+
+// gate: an activation, then its product with another stream, in two passes or in one.
+KERNEL(gate__before_1) { room[INDEX] = bend(a[INDEX]); }
+KERNEL(gate__before_2) { out[INDEX] = room[INDEX] * a[(INDEX + n / 2) & (n - 1)]; }
+KERNEL(gate__fusion) { out[INDEX] = bend(a[INDEX]) * a[(INDEX + n / 2) & (n - 1)]; }
+
+// maxima: the largest number of each of 128 groups, found in memory, or in the block first.
+template <bool OWN> __device__ __forceinline__ void maxima(ARGUMENTS)
+{
+  __shared__ int held[128];
+  if (OWN && threadIdx.x < 128) held[threadIdx.x] = 0;
+  __syncthreads();
+  int *most = OWN ? held : (int *)out;
+  for (int k = 0; k < 16; ++k) {
+    const int i = blockIdx.x * 4096 + k * 256 + threadIdx.x;
+    atomicMax(most + (scramble(i) & 127u), __float_as_int(a[i]));
+  }
+  __syncthreads();
+  if (OWN && threadIdx.x < 128) atomicMax((int *)out + threadIdx.x, held[threadIdx.x]);
+}
+KERNEL(maxima__before) { maxima<false>(a, b, out, room, n); }
+KERNEL(maxima__atomics) { maxima<true>(a, b, out, room, n); }
+
+// sorted: 48 numbers of a thread put in order, in 32 registers or in as many as it takes.
+__device__ __forceinline__ void sorted(ARGUMENTS)
+{
+  float held[48];
+  const float x = a[INDEX];
+#pragma unroll
+  for (int k = 0; k < 48; ++k) held[k] = x * (0.25f + 0.015f * ((k * 29 + 17) % 48));
+#pragma unroll 1
+  for (int round = 0; round < 6; ++round)
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd)
+#pragma unroll
+      for (int k = odd; k < 47; k += 2) {
+        const float low = fminf(held[k], held[k + 1]);
+        held[k + 1] = fmaxf(held[k], held[k + 1]);
+        held[k] = low;
+      }
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 48; ++k) sum += held[k] * (0.01f * k);
+  out[INDEX] = sum;
+}
+BOUNDED(256, 8, sorted__before) { sorted(a, b, out, room, n); }
+BOUNDED(256, 1, sorted__spills) { sorted(a, b, out, room, n); }
+
+// smooth: 7 x 7 points of an image through a volatile pointer, which no L1 keeps, or through a plain one.
+template <typename POINTER> __device__ __forceinline__ float smooth(POINTER from, int n)
+{
+  float sum = 0.0f;
+#pragma unroll
+  for (int dy = -3; dy <= 3; ++dy)
+#pragma unroll
+    for (int dx = -3; dx <= 3; ++dx)
+      sum += from[(INDEX + dy * SIDE + dx) & (n - 1)] * (0.01f * (8 - abs(dx) - abs(dy)));
+  return sum;
+}
+KERNEL(smooth__before) { out[INDEX] = smooth((const volatile float *)a, n); }
+KERNEL(smooth__caching) { out[INDEX] = smooth(a, n); }
+
+// lookup: 16 entries of a table of 4096 for each element, from memory (and so from the L1), or from shared memory.
+template <bool SHARED> __device__ __forceinline__ void lookup(ARGUMENTS)
+{
+  __shared__ float held[4096];
+  const float *table = SHARED ? held : a;
+  if (SHARED) for (int i = threadIdx.x; i < 4096; i += 256) held[i] = a[i];
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; turn < 16; ++turn) {
+    const int i = (blockIdx.x * 16 + turn) * 256 + threadIdx.x;
+    const word at = (word)(a[i] * 4096.0f);
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 16; ++k) sum += table[(at * 5u + k * 977u) & 4095u];
+    out[i] = sum;
+  }
+}
+KERNEL(lookup__before) { lookup<false>(a, b, out, room, n); }
+KERNEL(lookup__shared_memory) { lookup<true>(a, b, out, room, n); }
