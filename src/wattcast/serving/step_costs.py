@@ -62,7 +62,7 @@ DECODE_KNOTS = (  # closer, since one more sequence may start another wave of at
 )
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-QUARTERS = 4  # into which uneven contexts of a batch are grouped
+CONTEXT_PARTS = 8  # into which the uneven contexts of a batch are grouped, as in measured kernels
 SHORT_CONTEXT = 64  # tokens: one block of keys, whatever the spread
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
 
@@ -366,13 +366,14 @@ def _without_attention(graph: Graph) -> Graph:
 
 
 def _context_shares(spread: float) -> tuple[float, ...]:
-    """Return the mean contexts of a batch's quarters, shortest first, over the mean of all, if they are lognormal.
+    """Return the mean contexts of a batch's parts, shortest first, over the mean of all, if they are lognormal.
 
     The part of a lognormal's mean that lies below its quantile z is Φ(z - σ), with σ² = ln(1 + spread²).
     """
     sigma, normal = math.sqrt(math.log1p(spread**2)), NormalDist()
-    below = [0.0, *(normal.cdf(normal.inv_cdf(quarter / QUARTERS) - sigma) for quarter in (1, 2, 3)), 1.0]
-    return tuple(QUARTERS * (high - low) for low, high in pairwise(below)) if spread else (1.0,)
+    inner = (normal.cdf(normal.inv_cdf(part / CONTEXT_PARTS) - sigma) for part in range(1, CONTEXT_PARTS))
+    shares = (CONTEXT_PARTS * (high - low) for low, high in pairwise((0.0, *inner, 1.0)))
+    return tuple(shares) if spread else (1.0,)
 
 
 def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0, shares: Sequence[float] = (1.0,)) -> Graph:
