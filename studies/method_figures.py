@@ -113,7 +113,7 @@ def draw_catalogue() -> Figure:
 def draw_coverage() -> Figure:
     """Draw the share of each set inside its 90 % interval, from the table of the page on confidence."""
     rows = re.findall(
-        r"^\| ([^|]+) \| (latency|power) \| \d+ \| ([\d.]+) \|.*\| (yes|no) \|$", CONFIDENCE.read_text(), re.M
+        r"^\| ([^|]+) \| (latency|power) \| \d+ \| ([\d.]+) \|.*\| (yes|no) \|[^|]*\|$", CONFIDENCE.read_text(), re.M
     )
     figure, axes = new_axes(9.0, 1.4 + 0.22 * len(rows))
     axes.axvspan(82.0, 97.0, color="#DDDDDD", label="wanted")
