@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from studies.public_checks import public_sets
 
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.validate import build_ledger, ledger
@@ -66,7 +67,15 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
 
 
 @pytest.mark.usefixtures("_no_quick_sets")
-def test_asking_for_published_sets_runs_them(elsewhere: dict[str, str]) -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_asking_for_published_sets_runs_them(
+    every: bool, elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coverage takes longer than all others; ``tests/studies/test_coverage_checks.py`` looks at its parts."""
+    if not every:
+        where, quantity, _ = public_sets.LONG_SETS["coverage"]
+        one = [make_ledger_row(where, quantity, 1, 1.25)]
+        monkeypatch.setitem(public_sets.LONG_SETS, "coverage", (where, quantity, lambda *_: one))
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
     sections = ["titanx", "v100", "training", "coverage"]
