@@ -163,8 +163,8 @@ def test_nothing_that_was_timed_is_faster(job: TrainingResult) -> None:
 
 
 def test_lower_limits_take_longer_and_one_is_recommended(job: TrainingResult) -> None:
-    limits, hours, _ = np.array(job.curve).T
-    assert (np.diff(limits) < 0).all()
+    limits, clocks, hours, _ = np.array(job.curve).T
+    assert (np.diff([limits, clocks]) < 0).all()
     assert (np.diff(hours) > 0).all()
     assert recommend_limit(job) in limits
 
@@ -345,6 +345,7 @@ def test_restarts_lose_a_share_of_all_time_and_cost_decides_by_price() -> None:
     shared: dict[str, Any] = {"gpus": 8, "tp": 1, "seq": 512, "price": "2USD/h", "electricity": "0.3USD/kWh"}
     plain, failing = (train(MODEL, "h100-sxm", failures_per_gpu_day=rate, **shared) for rate in (0.0, 0.6))
     assert failing.hours == pytest.approx(plain.hours / (1.0 - 8 * 0.6 * 30 / 1440))
+    assert failing.curve[0][2:] == pytest.approx((failing.hours, failing.energy_kwh))
     cheapest = train(MODEL, "h100-sxm", minimise="cost", **shared)
     assert cheapest.cost <= plain.cost
     assert cheapest.reason.startswith("least cost of")

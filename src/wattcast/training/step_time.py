@@ -160,7 +160,7 @@ def cost_microbatches(
         sections: list[SectionCost] = []
         taken: list[Prediction] = []
         for section in work.sections:
-            here = [next(predictions) for _ in range(PASSES)]
+            here = [next(predictions) for _ in range(6)]  # of _section_operators
             taken += here[:2]
             each = [_cost_pass(p, slower) / section.repeat for p in here]
             sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
@@ -205,7 +205,6 @@ def _cost_pass(prediction: Prediction, attention_slowdown: float) -> Array:
     return cost
 
 
-PASSES = 6  # predicted of a section
 _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
 
 
@@ -467,12 +466,10 @@ def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Trai
                 updates += [replace(op, count=op.count * times) for op in _matrix_update(recipe, *sorted(sides))]
     weights = max(int(sum(fused[of] / copies[of] for of in fused) / strategy.pp), 1)
     masters, byte = recipe.has_masters, recipe.dtype.byte
-    muon = recipe.optimizer is Optimizer.MUON
-    state_byte = (replace(recipe, optimizer=Optimizer.ADAMW) if muon else recipe).state_byte
-    read = recipe.gradient_byte + state_byte + (0 if masters else byte)
-    block = optimiser_block(
-        weights, Dtype.FP32 if masters else recipe.dtype, read, state_byte + byte + recipe.narrow_byte
-    )
+    moments = replace(recipe, optimizer=Optimizer.ADAMW) if recipe.optimizer is Optimizer.MUON else recipe
+    read = recipe.gradient_byte + moments.state_byte + (0 if masters else byte)
+    written = moments.state_byte + byte + recipe.narrow_byte
+    block = optimiser_block(weights, Dtype.FP32 if masters else recipe.dtype, read, written)
     return Graph("optimiser", (block, Block(tuple(updates), 1)) if updates else (block,))
 
 

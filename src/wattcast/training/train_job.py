@@ -95,7 +95,7 @@ class TrainingResult:
     failure_share: float
     host_share: float
     prices: Prices
-    curve: tuple[tuple[float, float, float], ...]  # (power limit W, hours, kWh at the GPUs)
+    curve: tuple[tuple[float, float, float, float], ...]  # (power limit W, clock Hz, hours, kWh at the GPUs)
     slack_kwh: float  # that slower clocks on waiting pipeline stages would save
     candidates: tuple[Candidate, ...]  # the best first
     reason: str  # why the strategy was chosen
@@ -301,8 +301,8 @@ def train(
     assert best.step is not None
     assert cost is not None
     assert swept is not None
-    steps = wanted / (strategy.global_batch * length)
-    limit_w = _limit_w(chip, at)
+    steps = wanted / (strategy.global_batch * length * (1.0 - padding))
+    steps *= (1.0 + pause_share) / (1.0 - failure_share)  # pauses and repeated work, as steps
     held = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
     stages = cost_stages(cost, recipe, strategy, links)
     return TrainingResult(
@@ -324,7 +324,7 @@ def train(
         failure_share=failure_share,
         host_share=host_share,
         prices=money,
-        curve=_trade_curve(chip, limit_w, fitted.governor_share, swept, gpus, steps),
+        curve=_trade_curve(chip, at, fitted.governor_share, swept, gpus, steps),
         slack_kwh=_slack_kwh(stages, held, _waiting_w(chip, at, fitted), strategy, steps),
         candidates=tuple(candidates),
         reason=_say_why(candidates, minimise, score),
@@ -499,23 +499,23 @@ def _limit_w(chip: Gpu, at: OperatingPoint) -> float:
 
 def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]) -> str:
     """Return among how many ways a strategy is the best, and how much more the next one takes."""
-    fitting = sum(c.fits for c in candidates)
     if len(candidates) < 2 or candidates[1].step is None:
         return f"the only way that fits, of {len(candidates)}" if len(candidates) > 1 else "as given"
-    more = score(candidates[1]) / score(candidates[0]) - 1.0
-    return f"least {minimise} of {fitting} ways that fit; next {candidates[1].strategy} ({more:+.1%})"
+    more, ways = score(candidates[1]) / score(candidates[0]) - 1.0, sum(c.fits for c in candidates)
+    return f"least {minimise} of {ways} ways that fit; next {candidates[1].strategy} ({more:+.1%})"
 
 
 def _trade_curve(
-    chip: Gpu, limit_w: float, share: float, swept: StepTime, gpus: int, steps: float
-) -> tuple[tuple[float, float, float], ...]:
-    """Return hours and kWh of the GPUs at several power limits, the given or default one first."""
+    chip: Gpu, at: OperatingPoint, share: float, swept: StepTime, gpus: int, steps: float
+) -> tuple[tuple[float, float, float, float], ...]:
+    """Return clock, hours and kWh of the GPUs at several power limits, the given or default one first."""
+    limit_w = _limit_w(chip, at)
     least_w = min(0.0 if chip.power.min_limit_w is None else float(np.mean(chip.power.min_limit_w)), limit_w)
     limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
-    step = swept.hold_power(limits * share)
-    hours = step.latency_s * steps / 3600.0
-    kwh = step.energy_j * steps * gpus / 3.6e6
-    return tuple((float(w), float(h), float(e)) for w, h, e in zip(limits, hours, kwh, strict=True))
+    step, clocks_hz = swept.hold_power(limits * share), np.ravel(np.asarray(sweep_clocks(chip, at).clock_hz))
+    clock_hz = np.interp(limits * share, np.maximum.accumulate(swept.power_w), clocks_hz)
+    columns = (limits, clock_hz, step.latency_s * steps / 3600.0, step.energy_j * steps * gpus / 3.6e6)
+    return tuple((float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True))
 
 
 def _slack_kwh(stages: StageCosts, clock: int, waiting_w: Array, strategy: TrainingStrategy, steps: float) -> float:

@@ -65,7 +65,9 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
             "usable": result.capacity_byte,
         },
         "fits": result.memory.total_byte <= result.capacity_byte,
-        "power_limits": [{"power_limit_w": w, "hours": h, "energy_kwh": e} for w, h, e in result.curve],
+        "power_limits": [
+            {"power_limit_w": w, "clock_hz": hz, "hours": h, "energy_kwh": e} for w, hz, h, e in result.curve
+        ],
         "recommended_power_limit_w": best,
         "pipeline_slack_kwh": result.slack_kwh,
         "assumptions": list(result.assumptions),
@@ -83,8 +85,8 @@ def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
 
 def recommend_limit(result: TrainingResult, most_time: float = 1.1) -> float:
     """Return the power limit that takes the least energy among those that cost at most a tenth more time."""
-    hours = result.curve[0][1]
-    return min((e, w) for w, h, e in result.curve if h <= most_time * hours)[1]
+    hours = result.curve[0][2]
+    return min((e, w) for w, _, h, e in result.curve if h <= most_time * hours)[1]
 
 
 def print_training(console: Console, result: TrainingResult, details: bool = False, search: bool = False) -> None:
@@ -93,10 +95,11 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
 
     found = summarise_training(result)
     print_answers(console, _title(result), _list_answers(result, found))
-    limits = new_table("power limit", "hours", "kWh", title="What a power limit would trade")
+    limits = new_table("power limit", "clock", "hours", "kWh", title="What a power limit or a clock would trade")
     best = found["recommended_power_limit_w"]
-    for watts, hours, kwh in result.curve:
-        limits.add_row(f"{watts:.0f} W{' <- recommended' if watts == best else ''}", f"{hours:.3g}", f"{kwh:.3g}")
+    for watts, clock_hz, hours, kwh in result.curve:
+        limit = f"{watts:.0f} W{' <- recommended' if watts == best else ''}"
+        limits.add_row(limit, units.show(clock_hz, "Hz", 3), f"{hours:.3g}", f"{kwh:.3g}")
     console.print(limits)
     if result.slack_kwh:
         console.print(f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time")
@@ -190,9 +193,9 @@ def draw_training(result: TrainingResult) -> Figure:
     left.set_ylabel("Power of all GPUs (kW)")
     left.margins(y=0.25)
     left.legend(frameon=False, loc="upper right", ncols=2)
-    watts, hours, kwh = np.array(result.curve).T
+    watts, _, hours, kwh = np.array(result.curve).T
     right.plot(hours, kwh, "-o", color=SERIES_COLOURS[0])
-    for w, h, e in result.curve:
+    for w, _, h, e in result.curve:
         right.annotate(f"{w:.0f} W", (h, e), textcoords="offset points", xytext=(6, 6))
     best = list(watts).index(recommend_limit(result))
     right.plot(hours[best], kwh[best], "o", ms=11, mfc="none", color=SERIES_COLOURS[1], label="recommended")
