@@ -613,3 +613,8 @@ def _reference_table(folder: str, table: str) -> dict[float, Any]:
     if not path.is_file():
         pytest.skip("the EnergAIzer artifact is not here; set WATTCAST_REFERENCE to the reference folder")
     return {float(clock) * 1e6: value for clock, value in json.loads(path.read_text()).items()}
+
+
+def test_a_node_where_a_gpu_is_wanted_says_which_gpus_it_has() -> None:
+    with pytest.raises(BadInput, match=r"such as h100-sxm, h20, with `--node hgx-h100`"):
+        load_gpu("hgx-h100")

@@ -146,6 +146,9 @@ def load_gpu(name: str) -> Gpu:
 
 @lru_cache(maxsize=256)
 def _resolve_gpu_name(name: str) -> str:
+    if name in node_names():
+        wanted = f"a GPU, such as {', '.join(load_node(name).gpus) or 'l40s'}, with `--node {name}`"
+        raise errors.bad_value("gpu", wanted, f"a node ({load_node(name).title})")
     return errors.resolve_name("gpu", name, gpu_names(), GPU_ALIASES)
 
 
