@@ -7,7 +7,7 @@ Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from wattcast.fit.calibration import (
 from wattcast.fit.calibration_rows import PublishedRun
 from wattcast.fit.kernel_rows import on_random_data
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
-from wattcast.fit.table_fit import describe_work, predict_tables_s
+from wattcast.fit.table_fit import calibrate_rows, describe_work, predict_tables_s
 from wattcast.fit.table_rows import TableRows, held_out, read_tables
 from wattcast.hardware import Gpu
 from wattcast.predictor import api
@@ -180,18 +180,19 @@ _LONG_S, _SHORT_S = 1e-4, 2e-5
 def kernel_table_rows(folder: Path) -> list[LedgerRow]:
     """Return the errors on rows of public kernel tables that no fit saw, and of the forecast rule on all of them.
 
-    The H200's bundle is fitted to our own rows, so all rows of its tables are new to it.
+    The H200's bundle is fitted to our own rows, so all rows of its tables are new to it; they time other libraries
+    (FlashInfer, Marlin) and have no goal. ``calibrated_table_rows`` judges a calibration on them.
     """
     found = []
     for name in TABLE_GPUS:
         chip = hardware.load_gpu(name)
-        table = read_tables([folder / "aiconfigurator"], chip)
-        table = table.select_rows(table.rows.is_kind("burst"))
+        table = _read_bursts(folder, chip)
         away = held_out(table.rows.ops)
         bundle = bundle_for(chip)
-        found += _kernel_rows(
+        judged = _kernel_rows(
             f"{name} kernel tables, held out, {bundle.status}", table.select_rows(away), chip, bundle
         )
+        found += judged if bundle.status is not FitStatus.MEASURED else [row | {"must": None} for row in judged]
         if bundle.status is not FitStatus.MEASURED:
             products = np.array([op.kind == "linear" for op in table.rows.ops], dtype=bool)
             rule = _kernel_rows(
@@ -202,6 +203,22 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
             )
             found += [row | {"must": 12.0} for row in rule if "0.1 ms" in row["quantity"]]
     return found
+
+
+def calibrated_table_rows(folder: Path | None, tell: Callable[[str], None]) -> list[LedgerRow]:
+    """Return held-out errors of the H200 calibrated on its tables, as ``wattcast calibrate --table`` does."""
+    if folder is None or not (folder / "aiconfigurator").is_dir():
+        return []
+    chip = hardware.load_gpu("h200")
+    table = _read_bursts(folder, chip)
+    bundle = calibrate_rows(table, chip, tell).bundle
+    where = "h200 kernel tables, held out, calibrated on the other rows"
+    return _kernel_rows(where, table.select_rows(held_out(table.rows.ops)), chip, bundle)
+
+
+def _read_bursts(folder: Path, chip: Gpu) -> TableRows:
+    table = read_tables([folder / "aiconfigurator"], chip)
+    return table.select_rows(table.rows.is_kind("burst"))
 
 
 def _kernel_rows(where: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:

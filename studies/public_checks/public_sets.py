@@ -12,7 +12,7 @@ from studies.public_checks.collective_checks import collective_rows, public_rows
 from studies.public_checks.coverage_checks import coverage_rows
 from studies.public_checks.dumped_energies import make_dumped_rows
 from studies.public_checks.engine_tables import table_rows
-from studies.public_checks.other_gpu_checks import kernel_table_rows, other_gpu_rows
+from studies.public_checks.other_gpu_checks import calibrated_table_rows, kernel_table_rows, other_gpu_rows
 from studies.public_checks.published_checks import (
     TITANX,
     V100,
@@ -31,6 +31,7 @@ LONG_SETS = {
     "titanx": (TITANX, "power, leave one benchmark out, V inferred", titanx_rows),
     "v100": (V100, "power, leave one kernel out", v100_rows),
     "training": ("published training", "tokens/s", training_rows),
+    "tables": ("h200 kernel tables, held out, calibrated on the other rows", "latency", calibrated_table_rows),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
 }
 

@@ -20,6 +20,7 @@ from wattcast.fit.table_rows import find_tables, held_out, read_tables
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import forecast_bundle
 from wattcast.predictor.bundle.calibrated import load_bundle, save_bundle
+from wattcast.workload.engine_operators import FusedExperts
 from wattcast.workload.operator_types import Linear
 
 GPU = load_gpu("l40s")
@@ -107,6 +108,18 @@ def test_shapes_are_held_out_whatever_their_format() -> None:
     away = held_out(ops)
     assert 0.15 < away.mean() < 0.25
     assert (away == held_out([replace(op, dtype=Dtype.FP16) for op in ops])).all()
+
+
+def test_all_formats_routings_and_libraries_of_experts_are_held_out_together() -> None:
+    """The same experts balanced and skewed, or in fp8 and int4, once lay on either side of the split."""
+    ops = [FusedExperts(m, 64, 8, 512, 256, routing="balanced") for m in range(1, 200)]
+    others = [
+        replace(op, routing="power", weights="int4", kernel="marlin", dtype=Dtype.BF16, scales="group") for op in ops
+    ]
+    assert 0.1 < held_out(ops).mean() < 0.3
+    assert (held_out(ops) == held_out(others)).all()
+    spread = [FusedExperts(m, 8, 1, 512, 256, elsewhere=1792) for m in (256, 500)]
+    assert len(set(held_out(spread).tolist())) == 1, "tokens of the busiest GPU follow the routing"
 
 
 def test_the_newest_version_of_an_engine_is_read_from_any_layout(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.bundle import shipped_bundle
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
+    EXPERT_LIBRARIES,
     FusedExperts,
     LatentAttention,
     PagedAttention,
@@ -90,6 +91,34 @@ def test_expected_experts_and_blocks_are_those_of_drawn_routings(routing: str, t
 def test_skew_sends_tokens_to_fewer_experts() -> None:
     even, skewed, same = (FusedExperts(16, 64, 6, 2048, 1408, skew=skew).active for skew in (0.0, 0.5, 1.0))
     assert even > skewed > same == 6
+
+
+def test_balanced_routing_gives_every_expert_as_many_tokens() -> None:
+    """Drawn at random, 64 picks meet 40 of 64 experts; public tables that balance them time all 64."""
+    op = FusedExperts(8, 64, 8, 2048, 1408, routing="balanced")
+    assert (op.active, op.count_blocks(16), FusedExperts(100, 64, 8, 64, 64, routing="balanced").count_blocks(8)) == (
+        *(64.0, 64.0, 128.0),
+    )
+    assert 30.0 < FusedExperts(8, 64, 8, 2048, 1408, routing="power").active < 40.0
+
+
+def test_visits_to_experts_elsewhere_pass_through_vllms_own_kernels_only() -> None:
+    byte = [
+        float(lower(FusedExperts(64, 2, 1, 2048, 1408, kernel=kernel, elsewhere=4032)).between_byte[0])  # type: ignore[attr-defined]
+        for kernel in ("triton", "marlin", "trtllm")
+    ]
+    assert byte[0] > byte[1] > 10.0 * byte[2]
+
+
+def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
+    def library(gpu: str, weights: str) -> set[str]:
+        chip, op = load_gpu(gpu), FusedExperts(64, 8, 2, 2048, 1408, weights=weights, kernel="")
+        found = build_kernels((op,), (USUAL_CONDITION,), chip, reference_chip(chip), ()).work.features
+        return {name for name in EXPERT_LIBRARIES if found[name][0]}
+
+    assert [library(*of) for of in (("h200", "bf16"), ("l40s", "int4"), ("b200", "bf16"))] == [
+        *(set(), {"marlin"}, {"trtllm"}),
+    ]
 
 
 def test_narrow_weights_count_their_scales() -> None:

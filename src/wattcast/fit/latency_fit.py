@@ -251,7 +251,7 @@ FEATURES = {
         "engine_weight_only": _PRODUCT,
         "engine_experts": (
             "log_tokens log_experts top_k log_hidden log_inner log_active log_each log_units fp8 blockwise "
-            "narrow skewed fill padding active_share block_m"
+            "narrow skewed fill padding active_share block_m held log_elsewhere marlin cutlass trtllm deepgemm oai"
         ),
         "engine_rows": "log_rows log_dim log_byte log_n cold residual byte_per_element fill",
     }.items()

@@ -28,11 +28,11 @@ from wattcast.fit.kernel_rows import ROW_NUMBERS, KernelRows, load_kernel_rows, 
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import RunCondition
 from wattcast.workload.engine_operators import (
+    EXPERT_LIBRARIES,
     GRAPH_SPLITS,
     GRAPH_TOKENS,
     BlockProduct,
     CacheWrite,
-    EngineGate,
     FusedExperts,
     PagedAttention,
     Quantize,
@@ -40,7 +40,7 @@ from wattcast.workload.engine_operators import (
     WeightOnlyProduct,
 )
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Elementwise, Linear
+from wattcast.workload.operator_types import Linear
 
 if TYPE_CHECKING:
     import polars as pl
@@ -85,12 +85,21 @@ class TableRows:
 
 
 def held_out(ops: Iterable[Operator]) -> Mask:
-    """Return which operators are held out of every fit: one in five, by the crc32 of the shape alone.
+    """Return which operators are held out of every fit: one in five, by the crc32 of the sizes alone.
 
-    >>> held_out([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (1, 2, 3, 4, 5, 6)]).tolist()
-    [True, True, False, False, False, False]
+    All formats, routings, windows and libraries of a shape are held out together.
+
+    >>> held_out([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (6, 7, 8, 9, 10, 12)]).tolist()
+    [False, True, False, True, False, False]
     """
-    return np.array([zlib.crc32(shape_name(op).encode()) % HELD_OUT_PARTS == 0 for op in ops], dtype=bool)
+    return np.array([zlib.crc32(_name_sizes(op).encode()) % HELD_OUT_PARTS == 0 for op in ops], dtype=bool)
+
+
+def _name_sizes(op: Operator) -> str:
+    if isinstance(op, FusedExperts):  # tokens follow the routing where experts are on several GPUs
+        return f"{op.elsewhere or op.picks} {op.hidden} {op.intermediate} {op.experts}"
+    names = ("m", "n", "k", "groups", "heads", "kv_heads", "head_dim")
+    return str([getattr(op, name) for name in names if hasattr(op, name)] or shape_name(op))
 
 
 def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) -> TableRows:
@@ -358,6 +367,12 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     if "nongated" in source:
         return "experts without a gate"
     experts, visits = max(int(row["num_experts"]) // parallel, 1), int(row["topk"]) / parallel
+    distribution = str(row.get("distribution") or "balanced")
+    law = re.fullmatch(r"power_law_(\d+\.?\d*)", distribution)
+    if law:  # the busiest GPU is timed; exponents and loads were compared on rows that are fitted to
+        visits *= busiest_load(int(row["num_experts"]), int(row["topk"]), parallel, 2.0 / 3.0 * float(law[1]))
+    elif distribution != "balanced":
+        return f"experts routed by {distribution}"
     top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
     op = FusedExperts(
         tokens=max(round(int(row["num_tokens"]) * visits / top_k), 1),
@@ -367,16 +382,33 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         intermediate=max(int(row["inter_size"]) // cut, 1),
         weights=weights,
         scales=scales,
-        routing="even" if str(row.get("distribution") or "balanced") == "balanced" else "skewed",
-        kernel=next((name for name in ("marlin", "cutlass", "trtllm", "deepgemm") if name in source), "triton"),
+        routing="power" if law else "balanced",
+        kernel=next((name for name in EXPERT_LIBRARIES if name in source), "triton"),
+        elsewhere=round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel)),
         dtype=dtype,
     )
-    away = round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel))  # visits to experts elsewhere
-    if not away or op.kernel not in ("triton", "marlin"):
-        return op, RunCondition(rotated="none"), ()
-    # vLLM's own gate and sum run over all visits, also those whose expert is on another GPU
-    summed = Elementwise("copy", away * op.hidden, dtype=Dtype.BF16, write=2 * int(row["num_tokens"]) * op.hidden)
-    return op, RunCondition(rotated="none"), (EngineGate(away, op.intermediate, dtype=Dtype.BF16), summed)
+    return op, RunCondition(rotated="none"), ()
+
+
+def busiest_load(experts: int, top_k: int, gpus: int, exponent: float) -> float:
+    """Return the visits to the busiest of ``gpus`` over the mean, for a power law and experts dealt at random.
+
+    With the popularity w of the experts (rank^-exponent, mean 1) and n of N experts on a GPU, the busiest
+    has either the most popular expert, w_1 + (n - 1)·(N - w_1)/(N - 1), or a draw of n that is the largest of G:
+    n + √(2·ln G)·σ, σ² = var(w)·n·(N - n)/(N - 1). An expert gets each token once at most.
+
+    >>> busiest_load(128, 8, 1, 0.75), round(busiest_load(128, 8, 16, 0.75), 2)
+    (1.0, 2.39)
+    """
+    weight = np.arange(1.0, experts + 1.0) ** -exponent
+    weight /= weight.mean()
+    held = max(experts // gpus, 1)
+    if held == experts:
+        return 1.0
+    popular = weight[0] + (held - 1) * (experts - weight[0]) / (experts - 1)
+    spread = weight.std() * (held * (experts - held) / (experts - 1)) ** 0.5
+    most = max(popular, held + spread * (2.0 * np.log(gpus)) ** 0.5) / held
+    return float(min(most, experts / top_k))
 
 
 _MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
@@ -388,11 +420,9 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
 
 def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> KernelRows:
     count = len(listed)
-    empty = np.full(count, np.nan)
-    number: dict[str, Array] = {name: empty.copy() for name in ROW_NUMBERS}
-    number["latency_s"] = np.array([row.latency_s for row in listed])
-    number["power_w"] = np.array([row.power_w for row in listed])
-    number["sm_clock_hz"] = np.array([row.clock_hz for row in listed])
+    known = np.array([(row.latency_s, row.power_w, row.clock_hz) for row in listed]).T
+    number: dict[str, Array] = {name: np.full(count, np.nan) for name in ROW_NUMBERS}
+    number |= zip(("latency_s", "power_w", "sm_clock_hz"), known, strict=True)
     names = dict.fromkeys(f"{file.engine} {file.version}" for file in files)
     return KernelRows(
         kind=tuple(row.kind for row in listed),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import erfc, expm1
+from math import ceil, erfc, expm1
 from typing import ClassVar
 
 from wattcast.core.errors import bad_value
@@ -247,13 +247,21 @@ class WeightOnlyProduct(NarrowProduct):
         return float(self.n) * self.k * each
 
 
+# The chance that a token visits an expert falls as 1 / rank^exponent. "power" stands for the "power laws" of public
+# tables: 0.55 gives the experts that get any token, as their times show.
+RANK_EXPONENTS = {"skewed": 1.0, "power": 0.55}
+EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai")  # besides vLLM's own Triton kernels
+
+
 @register_operator("engine_experts", family="gemm")
 class FusedExperts(Operator):
     """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum (Triton).
 
     ``routing``: ``even`` draws experts at random, ``skewed`` with a chance that falls as 1 / rank of the expert,
-    ``same`` sends all tokens to the same ones. ``skew`` is the share of choices that fall on the same ``top_k``
-    experts, the rest being even. fp8 experts quantize their inputs themselves.
+    ``power`` with one that falls more slowly, ``balanced`` gives all experts equally many tokens, ``same`` sends all
+    tokens to the same ones. ``skew`` is the share of choices that fall on the same ``top_k`` experts, the rest being
+    even. fp8 experts quantize their inputs themselves. ``kernel`` names the library; empty: the one vLLM takes on the
+    chip. ``elsewhere`` counts visits to experts of other GPUs, which vLLM's own kernels sum up as zeros.
     """
 
     is_product: ClassVar[bool] = True
@@ -268,6 +276,7 @@ class FusedExperts(Operator):
     routing: str = "even"
     kernel: str = "triton"
     skew: float = 0.0
+    elsewhere: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -298,12 +307,13 @@ class FusedExperts(Operator):
         if self.skew:
             rest = (1.0 - self.skew) * share
             return (float(self.top_k), self.skew + rest), (float(self.experts - self.top_k), rest)
-        if self.routing != "skewed":
+        if self.routing not in RANK_EXPONENTS:
             return ((float(self.experts), share),)
+        exponent = RANK_EXPONENTS[self.routing]
         low, high = 0.0, 1e9
         for _ in range(60):
             factor = 0.5 * (low + high) if high < 1e8 else max(2.0 * low, 1.0)
-            chance = [-expm1(-factor / rank) for rank in range(1, self.experts + 1)]
+            chance = [-expm1(-factor * rank**-exponent) for rank in range(1, self.experts + 1)]
             if sum(chance) < self.top_k:
                 low = factor
             else:
@@ -313,6 +323,8 @@ class FusedExperts(Operator):
     @cached_property
     def active(self) -> float:
         """Experts that any token visits, as expected."""
+        if self.routing == "balanced":
+            return float(min(self.picks, self.experts))
         return sum(many * (1.0 - (1.0 - chance) ** self.tokens) for many, chance in self.loads)
 
     def count_blocks(self, block: int) -> float:
@@ -320,6 +332,8 @@ class FusedExperts(Operator):
 
         The first term is of the binomial n of tokens of an expert, the others of a normal one as wide.
         """
+        if self.routing == "balanced":
+            return self.active * ceil(self.picks / (self.active * block))
         found = 0.0
         for many, chance in self.loads:
             mean = self.tokens * chance

@@ -132,7 +132,7 @@ def check_size(op: Operator) -> None:
 
 _REGISTRY: dict[str, type[Operator]] = {}
 # other whole numbers are at least 1
-_LEAST = {"padding": 0, "bytes": 0, "overlaps": 0, "window": 0, "splits": 0, "group": -1}
+_LEAST = {"padding": 0, "bytes": 0, "overlaps": 0, "window": 0, "splits": 0, "elsewhere": 0, "group": -1}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

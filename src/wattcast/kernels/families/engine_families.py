@@ -25,6 +25,8 @@ from wattcast.kernels.kernel_table import (
     streamed_share,
 )
 from wattcast.workload.engine_operators import (
+    EXPERT_LIBRARIES,
+    RANK_EXPONENTS,
     AlignTokens,
     BlockProduct,
     CacheWrite,
@@ -251,8 +253,10 @@ def _product_tile(op: NarrowProduct) -> tuple[str, float, float, float]:
     return "weight_only.machete", side_m, 128.0, 64.0
 
 
-def expert_tile(op: FusedExperts) -> tuple[int, float]:
+def expert_tile(op: FusedExperts, kernel: str = "triton") -> tuple[int, float]:
     """Return the rows of a block of tokens and the outputs of a tile, as vLLM chooses without a tuned table."""
+    if kernel == "marlin":  # the smallest block that an expert's tokens fill to less than nine tenths
+        return next((rows for rows in (8, 16, 32, 48) if op.picks / op.experts < 0.9 * rows), 64), 128.0
     if op.scales == "block":
         return (16, 64.0 if op.tokens < 16 else 128.0) if op.tokens <= 64 else (64, 128.0)
     if op.tokens <= 32:
@@ -266,18 +270,23 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     """Return the columns of fused experts: padded blocks of tokens of each visited expert, twice multiplied."""
     sms, picks, width = reference.sm_count, float(op.picks), float(op.dtype.byte)
     hidden, inner = float(op.hidden), float(op.intermediate)
-    block, side = expert_tile(op)
+    narrow, kernel = op.weights in ("int4", "fp4"), op.kernel
+    if not kernel:  # as vLLM chooses: FlashInfer's on Blackwell, Marlin's for narrow weights, else its own
+        blackwell = "tensor_fp4_flop" in reference.per_cycle
+        kernel = "trtllm" if blackwell and op.weights != "int4" else "marlin" if narrow else "triton"
+    block, side = expert_tile(op, kernel)
     blocks = max(op.count_blocks(block), 1.0)
     tiles = blocks * (ceil(2.0 * inner / side) + ceil(hidden / side))
     padded = blocks * block
     fp8 = op.dtype is Dtype.FP8
-    narrow = op.weights in ("int4", "fp4")
     # results of the first product, of the gate and of the second, each written and read again
     between = (
         2.0 * 2.0 * picks * (2.0 * inner + hidden)
         + (2.0 + width) * picks * inner
         + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
     )
+    if kernel in ("triton", "marlin"):  # zeros of visits to other GPUs, written by products, gated and summed up
+        between += op.elsewhere * (4.0 * hidden + (4.0 + 2.0 * (kernel == "triton") + 3.0 * fp8) * inner)
     weight = op.active * op.expert_byte
     loads = blocks * (ceil(2.0 * inner / side) * hidden + ceil(hidden / side) * inner)
     load_byte = loads * (block * width + side * op.expert_byte / (3.0 * hidden * inner))
@@ -291,13 +300,15 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     )
     plain = {
         "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"),
-        "narrow": float(narrow), "skewed": float(op.routing == "skewed") + op.skew,
+        "narrow": float(narrow), "skewed": RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
         "fill": tiles / (sms * ceil(tiles / sms)), "padding": picks / padded,
         "active_share": op.active / op.experts, "block_m": float(block),
+        "held": min(weight / reference.l2_byte, 3.0), **{name: float(name in kernel) for name in EXPERT_LIBRARIES},
     }  # fmt: skip
     logs = {
         "log_tokens": float(op.tokens), "log_experts": float(op.experts), "log_hidden": hidden, "log_inner": inner,
         "log_active": op.active, "log_each": picks / op.active, "log_units": tiles,
+        "log_elsewhere": 1.0 + op.elsewhere,
     }  # fmt: skip
     kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
     return f"gemm.engine.experts.{kind}", work, plain, logs

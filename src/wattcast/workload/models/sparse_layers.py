@@ -250,6 +250,7 @@ def _fused_experts(dims: ExpertDims, run: PassSettings, x: Tensor, choices: Fuse
         *(choices.tokens, choices.experts, choices.chosen, dims.hidden, width),
         weights="bf16" if recipe is None else recipe.weights,
         scales="none" if recipe is None else recipe.expert_scales or "tensor",
+        kernel="",
         skew=choices.skew,
         dtype=narrow or run.dtype,
     )
