@@ -69,7 +69,6 @@ HITS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum"
 LOCAL = tuple(f"l1tex__t_sectors_pipe_lsu_mem_local_op_{way}.sum" for way in ("ld", "st"))
 CONVERSIONS = "sm__sass_thread_inst_executed_op_conversion_pred_on.sum"
 WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active"
-STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
