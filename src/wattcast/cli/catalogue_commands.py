@@ -15,6 +15,8 @@ from wattcast.cli.shared_options import (
     Json,
     Plot,
     Source,
+    argument,
+    option,
     takes_options,
 )
 from wattcast.core.errors import bad_value
@@ -105,21 +107,21 @@ def list_nodes(ctx: typer.Context, json: Json = False) -> None:
 def show_gpu(
     ctx: typer.Context,
     name: Annotated[
-        str, typer.Argument(help="Catalogue name or your own YAML file; with --energies also an architecture file.")
+        str, argument("Catalogue name or your own YAML file; with --energies also an architecture file.")
     ],
     json: Json = False,
     energies: Annotated[
-        bool, typer.Option("--energies", help="Energies per event, leakage and area, built from the architecture.")
+        bool, option("Energies per event, leakage and area, built from the architecture.", "--energies")
     ] = False,
-    feature_size: Annotated[str | None, typer.Option(help="With --energies: of the process, such as 28nm.")] = None,
-    voltage: Annotated[str | None, typer.Option(help="With --energies: core voltage, such as 0.9V.")] = None,
-    temperature: Annotated[str | None, typer.Option(help="With --energies: of the die, such as 80C.")] = None,
+    feature_size: Annotated[str | None, option("With --energies: of the process, such as 28nm.")] = None,
+    voltage: Annotated[str | None, option("With --energies: core voltage, such as 0.9V.")] = None,
+    temperature: Annotated[str | None, option("With --energies: of the die, such as 80C.")] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option(help="With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."),
+        option("With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="With --energies: also write them as a table for power-trace, .yaml.")
+        Path | None, option("With --energies: also write them as a table for power-trace, .yaml.")
     ] = None,
     plot: Plot = None,
 ) -> None:
@@ -230,7 +232,7 @@ def show_model(
     ctx: typer.Context,
     workload: Source,
     capacity: Annotated[
-        str | None, typer.Option(help="Device memory, such as 80GB: does it fit, and the largest batch that does.")
+        str | None, option("Device memory, such as 80GB: does it fit, and the largest batch that does.")
     ] = None,
     json: Json = False,
     **options: Any,
@@ -260,7 +262,7 @@ def show_model(
 def save_model(
     ctx: typer.Context,
     workload: Source,
-    file: Annotated[Path, typer.Argument(help="Workload JSON to write.")],
+    file: Annotated[Path, argument("Workload JSON to write.")],
     json: Json = False,
     **options: Any,
 ) -> None:

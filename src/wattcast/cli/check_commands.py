@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from wattcast import __version__
-from wattcast.cli.shared_options import FIGURES, Environment, Json, save_plot, takes_options
+from wattcast.cli.shared_options import FIGURES, Environment, Json, option, save_plot, takes_options
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.whole_files import write_whole
@@ -26,18 +26,13 @@ from wattcast.core.whole_files import write_whole
 def validate(
     ctx: typer.Context,
     as_json: Json = False,
-    refit: Annotated[
-        bool, typer.Option("--refit", help="Repeat the cross-validation instead of reading its results.")
-    ] = False,
+    refit: Annotated[bool, option("Repeat the cross-validation instead of reading its results.", "--refit")] = False,
     ablations: Annotated[
-        bool,
-        typer.Option(
-            "--ablations", help="Also published sets that take minutes; results are kept for the next call."
-        ),
+        bool, option("Also published sets that take minutes; results are kept for the next call.", "--ablations")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="With --ablations: even where results were kept.")] = False,
-    write: Annotated[str, typer.Option("--write", help="Write the ledger as a page, such as docs/accuracy.md.")] = "",
-    quantity: Annotated[str, typer.Option("--quantity", help="What --plot draws: latency|power|clock.")] = "latency",
+    again: Annotated[bool, option("With --ablations: even where results were kept.", "--again")] = False,
+    write: Annotated[str, option("Write the ledger as a page, such as docs/accuracy.md.", "--write")] = "",
+    quantity: Annotated[str, option("What --plot draws: latency|power|clock.", "--quantity")] = "latency",
     **options: Any,
 ) -> None:
     """Print held-out errors beside trivial floors, published numbers and goals."""

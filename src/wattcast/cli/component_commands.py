@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from wattcast.cli.shared_options import Environment, Json, Plot, folded, save_plot
+from wattcast.cli.shared_options import Environment, Json, Plot, argument, folded, option, save_plot
 from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, read_bytes, reference_folder
 from wattcast.core.units import parse, show
@@ -17,8 +17,8 @@ from wattcast.core.whole_files import write_whole
 
 ChipOption = Annotated[
     Path,
-    typer.Option(
-        help="Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, "
+    option(
+        "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, "
         "a100-sxm-80gb, h100-sxm, b200."
     ),
 ]
@@ -30,33 +30,23 @@ _file = folded("Files")
 def power_trace(
     ctx: typer.Context,
     trace: Annotated[
-        Path,
-        typer.Argument(
-            help="Metric trace of GPUWattch or AccelWattch, plain or .gz; power report, log, gem5's stats.txt."
-        ),
+        Path, argument("Metric trace of GPUWattch or AccelWattch, plain or .gz; power report, log, gem5's stats.txt.")
     ],
     config: ChipOption,
     energies: Annotated[
-        Path | None,
-        typer.Option(help="Energies per count: dumped CSV or our YAML; default: from the architecture."),
+        Path | None, option("Energies per count: dumped CSV or our YAML; default: from the architecture.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("power"),
-    compat: Annotated[str | None, typer.Option(help="gpuwattch|accelwattch: with the original's quirks.")] = None,
+    out: Annotated[Path, option("Folder for the results.")] = Path("power"),
+    compat: Annotated[str | None, option("gpuwattch|accelwattch: with the original's quirks.")] = None,
     counters: Annotated[
-        str,
-        typer.Option(help="What the file is: auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu."),
+        str, option("What the file is: auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu.")
     ] = "auto",
     kernels: Annotated[
         Path | None,
-        typer.Option(
-            help="Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power report or log."
-        ),
+        option("Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power report or log."),
     ] = None,
-    steady: Annotated[str | None, typer.Option(help="Steady states: watts:samples, as 8:4.")] = None,
-    follow: Annotated[
-        str | None,
-        typer.Option(help="Read a growing trace until nothing has come for so long: 10s."),
-    ] = None,
+    steady: Annotated[str | None, option("Steady states: watts:samples, as 8:4.")] = None,
+    follow: Annotated[str | None, option("Read a growing trace until nothing has come for so long: 10s.")] = None,
     simulator_config: Annotated[Path | None, _run("gpgpusim.config, if not beside the XML.")] = None,
     threads_per_warp: Annotated[float | None, _run("Active threads of a warp.")] = None,
     sms: Annotated[int | None, _run("Number of SMs.")] = None,
@@ -166,10 +156,10 @@ def power_trace(
 def power_meter(
     ctx: typer.Context,
     config: ChipOption,
-    energies: Annotated[Path | None, typer.Option(help="Energies per count; default: from the architecture.")] = None,
-    clock: Annotated[str | None, typer.Option(help="Core clock at the start; default: from the files.")] = None,
-    sms: Annotated[int | None, typer.Option(help="Number of SMs, where no file says.")] = None,
-    header: Annotated[bool, typer.Option("--header", help="Print where the C++ header is, and end.")] = False,
+    energies: Annotated[Path | None, option("Energies per count; default: from the architecture.")] = None,
+    clock: Annotated[str | None, option("Core clock at the start; default: from the files.")] = None,
+    sms: Annotated[int | None, option("Number of SMs, where no file says.")] = None,
+    header: Annotated[bool, option("Print where the C++ header is, and end.", "--header")] = False,
 ) -> None:
     """Answer a simulator in another process sample by sample: counters on stdin, watts by component on stdout.
 
@@ -209,17 +199,15 @@ def power_meter(
 
 def accelwattch(
     ctx: typer.Context,
-    gpu: Annotated[str, typer.Argument(help="h200 (measured), a100-sxm-80gb, h100-sxm or b200 (carried over).")],
-    out: Annotated[Path | None, typer.Option(help="Write the architecture here, .xml or .yaml.")] = None,
-    energies: Annotated[Path | None, typer.Option(help="Write the energies it multiplies here, .yaml.")] = None,
+    gpu: Annotated[str, argument("h200 (measured), a100-sxm-80gb, h100-sxm or b200 (carried over).")],
+    out: Annotated[Path | None, option("Write the architecture here, .xml or .yaml.")] = None,
+    energies: Annotated[Path | None, option("Write the energies it multiplies here, .yaml.")] = None,
     base: Annotated[
         Path | None,
-        typer.Option(
-            help="A simulator's own AccelWattch XML: its tree and sizes stay, so that the simulator reads it."
-        ),
+        option("A simulator's own AccelWattch XML: its tree and sizes stay, so that the simulator reads it."),
     ] = None,
-    judge: Annotated[bool, typer.Option("--judge", help="Also compare with operators that were never used.")] = False,
-    refit: Annotated[bool, typer.Option("--refit", help="Fit again to the database instead of what ships.")] = False,
+    judge: Annotated[bool, option("Also compare with operators that were never used.", "--judge")] = False,
+    refit: Annotated[bool, option("Fit again to the database instead of what ships.", "--refit")] = False,
     json: Json = False,
 ) -> None:
     """Write AccelWattch XML of a current GPU: energies fitted to our measurements, an interval beside each.
@@ -271,9 +259,9 @@ def accelwattch(
 
 def side_by_side(
     ctx: typer.Context,
-    gpu: Annotated[str, typer.Argument(help="GPU with a database of counted operators.")] = "h200",
-    kernels: Annotated[int, typer.Option(help="How many kernels.")] = 40,
-    page: Annotated[Path | None, typer.Option(help="Replace the tables at the end of this page.")] = None,
+    gpu: Annotated[str, argument("GPU with a database of counted operators.")] = "h200",
+    kernels: Annotated[int, option("How many kernels.")] = 40,
+    page: Annotated[Path | None, option("Replace the tables at the end of this page.")] = None,
     json: Json = False,
 ) -> None:
     """Put measured kernels through forecast, counter model and components, and show where they differ.
@@ -300,37 +288,29 @@ def side_by_side(
 
 def fit_component(
     ctx: typer.Context,
-    runs: Annotated[
-        Path, typer.Argument(help="CSV, one line per kernel: components' watts (or counts) and measured watts.")
-    ],
-    measured: Annotated[str, typer.Option(help="Column of measured watts.")],
-    prefix: Annotated[str, typer.Option(help="Component columns start with this.")] = "",
-    columns: Annotated[
-        list[str] | None, typer.Option("--column", help="A column to fit; default: all with the prefix.")
-    ] = None,
-    leave_out: Annotated[list[str] | None, typer.Option(help="A column not to fit, such as a total.")] = None,
+    runs: Annotated[Path, argument("CSV, one line per kernel: components' watts (or counts) and measured watts.")],
+    measured: Annotated[str, option("Column of measured watts.")],
+    prefix: Annotated[str, option("Component columns start with this.")] = "",
+    columns: Annotated[list[str] | None, option("A column to fit; default: all with the prefix.", "--column")] = None,
+    leave_out: Annotated[list[str] | None, option("A column not to fit, such as a total.")] = None,
     energies: Annotated[
-        bool, typer.Option("--energies", help="Columns are counts: fit joules per count, such as DRAM's.")
+        bool, option("Columns are counts: fit joules per count, such as DRAM's.", "--energies")
     ] = False,
     bottom_up: Annotated[
         Path | None,
-        typer.Option(
-            help="Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."
-        ),
+        option("Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."),
     ] = None,
-    kernel: Annotated[str, typer.Option(help="Column of kernel names.")] = "kernel",
-    application: Annotated[
-        str | None, typer.Option(help="Column of programs; default: from the kernel's name.")
-    ] = None,
-    duration: Annotated[str | None, typer.Option(help="Column of seconds.")] = None,
-    cycles: Annotated[str | None, typer.Option(help="Column of cycles, with --clock, instead of seconds.")] = None,
-    clock: Annotated[str | None, typer.Option(help="Core clock, such as 1447MHz.")] = None,
-    shortest: Annotated[str, typer.Option(help="Kernels shorter than this are dropped.")] = "0.5 ms",
-    bounds: Annotated[str, typer.Option(help="Bounds of every factor, declared beforehand.")] = "0.5:2",
-    bound: Annotated[list[str] | None, typer.Option(help="Bounds of one: NAME=low:high; NAME=1:1 fixes it.")] = None,
-    order: Annotated[list[str] | None, typer.Option(help="An ordering: 'A<=B' or 'A<=1.5*B'.")] = None,
-    architecture: Annotated[Path | None, typer.Option(help="Architecture file to recalibrate.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write it, .xml or .yaml.")] = None,
+    kernel: Annotated[str, option("Column of kernel names.")] = "kernel",
+    application: Annotated[str | None, option("Column of programs; default: from the kernel's name.")] = None,
+    duration: Annotated[str | None, option("Column of seconds.")] = None,
+    cycles: Annotated[str | None, option("Column of cycles, with --clock, instead of seconds.")] = None,
+    clock: Annotated[str | None, option("Core clock, such as 1447MHz.")] = None,
+    shortest: Annotated[str, option("Kernels shorter than this are dropped.")] = "0.5 ms",
+    bounds: Annotated[str, option("Bounds of every factor, declared beforehand.")] = "0.5:2",
+    bound: Annotated[list[str] | None, option("Bounds of one: NAME=low:high; NAME=1:1 fixes it.")] = None,
+    order: Annotated[list[str] | None, option("An ordering: 'A<=B' or 'A<=1.5*B'.")] = None,
+    architecture: Annotated[Path | None, option("Architecture file to recalibrate.")] = None,
+    out: Annotated[Path | None, option("Where to write it, .xml or .yaml.")] = None,
     json: Json = False,
 ) -> None:
     """Fit by bounded least squares on relative error; held-out errors beside the in-sample one, always.
@@ -477,10 +457,9 @@ def _is_architecture(path: Path) -> bool:
 def check_energies(
     ctx: typer.Context,
     reference: Annotated[
-        Path | None,
-        typer.Option(help="Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
+        Path | None, option("Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="GPU whose fitted energies to compare with.")] = "h200",
+    gpu: Annotated[str, option("GPU whose fitted energies to compare with.")] = "h200",
     plot: Plot = None,
     json: Json = False,
 ) -> None:

@@ -21,7 +21,9 @@ from wattcast.cli.shared_options import (
     Model,
     Plot,
     Source,
+    argument,
     folded,
+    option,
     options_besides,
     takes_options,
 )
@@ -36,7 +38,7 @@ explore_app = typer.Typer(
     no_args_is_help=True,
 )
 
-Vary = Annotated[list[str], typer.Option(help="FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
+Vary = Annotated[list[str], option("FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
 _place = folded("Where it is computed")
 
 
@@ -50,14 +52,13 @@ def _explore() -> None:
 def sweep(
     ctx: typer.Context,
     workload: Source,
-    gpu: Annotated[str, typer.Option(help="GPU names or YAML files, commas between, or all.")],
+    gpu: Annotated[str, option("GPU names or YAML files, commas between, or all.")],
     vary: Annotated[
-        list[str],
-        typer.Option(help="clock|power_limit|temperature|OPTION=A,B,C or LOW:HIGH:STEP, clock=all; repeatable."),
+        list[str], option("clock|power_limit|temperature|OPTION=A,B,C or LOW:HIGH:STEP, clock=all; repeatable.")
     ] = [],  # noqa: B006
-    minimise: Annotated[str, typer.Option(help="energy|ed|ed2|latency|cost: has the best least of.")] = "energy",
-    slowdown: Annotated[str | None, typer.Option(help="Of the best over the fastest at most: 5%.")] = None,
-    latency: Annotated[str | None, typer.Option(help="Of the best at most: 50ms.")] = None,
+    minimise: Annotated[str, option("energy|ed|ed2|latency|cost: has the best least of.")] = "energy",
+    slowdown: Annotated[str | None, option("Of the best over the fastest at most: 5%.")] = None,
+    latency: Annotated[str | None, option("Of the best at most: 50ms.")] = None,
     plot: Plot = None,
     json: Json = False,
     **options: Any,
@@ -84,15 +85,13 @@ def designs(
     workload: Source,
     gpu: GpuName,
     vary: Vary,
-    where: Annotated[list[str], typer.Option(help="Keep points of power_w<=400, latency<=50ms.")] = [],  # noqa: B006
-    sample: Annotated[str | None, typer.Option(help="random:N or sobol:N points, not the grid.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random and Sobol samples.")] = 0,
-    front: Annotated[str, typer.Option(help="Columns the Pareto front minimises.")] = "latency_s,power_w",
-    out: Annotated[
-        Path | None, typer.Option(help="Every point: a .parquet, .csv or .json file, or a folder.")
-    ] = None,
+    where: Annotated[list[str], option("Keep points of power_w<=400, latency<=50ms.")] = [],  # noqa: B006
+    sample: Annotated[str | None, option("random:N or sobol:N points, not the grid.")] = None,
+    seed: Annotated[int, option("Of random and Sobol samples.")] = 0,
+    front: Annotated[str, option("Columns the Pareto front minimises.")] = "latency_s,power_w",
+    out: Annotated[Path | None, option("Every point: a .parquet, .csv or .json file, or a folder.")] = None,
     plot: Plot = None,
-    heat_map: Annotated[str | None, typer.Option(help="Plot X,Y or X,Y,VALUE, not the front.")] = None,
+    heat_map: Annotated[str | None, option("Plot X,Y or X,Y,VALUE, not the front.")] = None,
     workers: Annotated[int | None, _place("Processes; default: one per free core, for large spaces.")] = None,
     cluster: Annotated[str | None, _place("Dask scheduler you trust, such as tcp://host:8786, or local.")] = None,
     yes: Annotated[bool, _place("Go, however many points there are.", "--yes")] = False,
@@ -124,11 +123,9 @@ def designs(
 @explore_app.command("fleet")
 def fleet(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(help="YAML: gpus, workloads with rates, power.")],
-    aim: Annotated[
-        str, typer.Option(help="energy: meet every rate; throughput: as much of the mix as can be.")
-    ] = "energy",
-    site_power: Annotated[str | None, typer.Option(help="Of all GPUs, in place of the file's: 12kW.")] = None,
+    file: Annotated[Path, argument("YAML: gpus, workloads with rates, power.")],
+    aim: Annotated[str, option("energy: meet every rate; throughput: as much of the mix as can be.")] = "energy",
+    site_power: Annotated[str | None, option("Of all GPUs, in place of the file's: 12kW.")] = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -193,23 +190,22 @@ def _progress(env: Environment) -> ReportProgress | None:
 def plan(
     ctx: typer.Context,
     model: Model,
-    rate: Annotated[str, typer.Option(help="Requests, such as 20/s or 600/min.")],
+    rate: Annotated[str, option("Requests, such as 20/s or 600/min.")],
     gpu: GpuNames,
     prompt: Lengths = "512",
     output: Lengths = "128",
-    ttft: Annotated[str | None, typer.Option(help="To first token: p99:500ms (p90: 500ms).")] = None,
-    tpot: Annotated[str | None, typer.Option(help="Per output token: p90:40ms.")] = None,
-    minimise: Annotated[str, typer.Option(help="gpus|energy|cost|carbon")] = "gpus",
-    headroom: Annotated[str, typer.Option(help="Plan for so much more than the rate.")] = "10%",
-    spare_replicas: Annotated[int, typer.Option("--spare", min=0, help="Replicas that may be down.")] = 0,
-    tp: Annotated[str, typer.Option(help="Tensor-parallel GPUs to try.")] = "1,2,4,8",
-    pp: Annotated[str | None, typer.Option(help="Pipeline stages to try; default: where needed.")] = None,
-    ep: Annotated[str | None, typer.Option(help="GPUs that share experts to try; 1: none.")] = None,
+    ttft: Annotated[str | None, option("To first token: p99:500ms (p90: 500ms).")] = None,
+    tpot: Annotated[str | None, option("Per output token: p90:40ms.")] = None,
+    minimise: Annotated[str, option("gpus|energy|cost|carbon")] = "gpus",
+    headroom: Annotated[str, option("Plan for so much more than the rate.")] = "10%",
+    spare_replicas: Annotated[int, option("Replicas that may be down.", "--spare", min=0)] = 0,
+    tp: Annotated[str, option("Tensor-parallel GPUs to try.")] = "1,2,4,8",
+    pp: Annotated[str | None, option("Pipeline stages to try; default: where needed.")] = None,
+    ep: Annotated[str | None, option("GPUs that share experts to try; 1: none.")] = None,
     power_limit: Annotated[
-        str | None,
-        typer.Option(help="To try: 700W,500W; default: the card's, or four where energy counts."),
+        str | None, option("To try: 700W,500W; default: the card's, or four where energy counts.")
     ] = None,
-    site_power: Annotated[str | None, typer.Option(help="Mean of all GPUs at most: 20kW.")] = None,
+    site_power: Annotated[str | None, option("Mean of all GPUs at most: 20kW.")] = None,
     arrivals: Arrivals = "poisson",
     plot: Plot = None,
     json: Json = False,

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.component_commands import fit_component
-from wattcast.cli.shared_options import FIGURES, Environment, FigureOptions, Json, folded, takes_options
+from wattcast.cli.shared_options import (
+    FIGURES,
+    Environment,
+    FigureOptions,
+    Json,
+    argument,
+    folded,
+    option,
+    takes_options,
+)
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.units import parse, show
 from wattcast.counter_models.counter_table import CounterTable
@@ -90,10 +99,10 @@ def fit_engine(
 def fit_host(
     ctx: typer.Context,
     database: Annotated[
-        str, typer.Argument(help="Whole-model rows: a database, models.parquet, journals, or a CSV of your own.")
+        str, argument("Whole-model rows: a database, models.parquet, journals, or a CSV of your own.")
     ],
-    gpu: Annotated[str, typer.Option(help="The catalogue GPU they were measured on.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the GPU's bundle with this launch cost.")] = None,
+    gpu: Annotated[str, option("The catalogue GPU they were measured on.")],
+    out: Annotated[Path | None, option("Folder for the GPU's bundle with this launch cost.")] = None,
     json: Json = False,
 ) -> None:
     """Fit what issuing an operator costs the host, from rows launched eagerly.
@@ -130,9 +139,9 @@ def fit_host(
 
 def fit_sensitivity(
     ctx: typer.Context,
-    table: Annotated[Path, typer.Argument(help="CSV of kernels over settings with counters.")],
-    out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model; default: the table's.")] = None,
+    table: Annotated[Path, argument("CSV of kernels over settings with counters.")],
+    out: Annotated[Path | None, option("Save the model as YAML.")] = None,
+    name: Annotated[str | None, option("Name of the model; default: the table's.")] = None,
     json: Json = False,
 ) -> None:
     """Fit predictors of compute and bandwidth sensitivity to counters, as paper 004 does.
@@ -173,26 +182,26 @@ def fit_sensitivity(
 
 def calibrate(
     ctx: typer.Context,
-    gpu: Annotated[str, typer.Option(help="Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    gpu: Annotated[str, option("Catalogue name (`wattcast gpus`) or your own YAML file.")],
     file: Annotated[
         Path | None,
-        typer.Argument(
-            help="CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz."
+        argument(
+            "CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz."
         ),
     ] = None,
     table: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of "
+        option(
+            "Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of "
             "kernel rows of your own; may be repeated."
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="With --table: compare the GPU's bundle with all rows and fit nothing.")
+        bool, option("With --table: compare the GPU's bundle with all rows and fit nothing.", "--check")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the bundle; default: calibrated/GPU.")] = None,
+    out: Annotated[Path | None, option("Folder for the bundle; default: calibrated/GPU.")] = None,
     factor: Annotated[
-        list[str] | None, typer.Option(help="Your own efficiency factor to start from, such as dram_energy=1.2.")
+        list[str] | None, option("Your own efficiency factor to start from, such as dram_energy=1.2.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -299,13 +308,12 @@ def _print_calibration(env: Environment, found: Calibration, gpu: str) -> None:
 @takes_options(FIGURES)
 def fit_counters_command(
     ctx: typer.Context,
-    table: Annotated[Path, typer.Argument(help="CSV or Parquet of counters and watts.")],
+    table: Annotated[Path, argument("CSV or Parquet of counters and watts.")],
     columns: Annotated[
-        Path | None,
-        typer.Option(help="YAML map of the table's columns, or the name of one that ships, such as h200."),
+        Path | None, option("YAML map of the table's columns, or the name of one that ships, such as h200.")
     ] = None,
     form: Annotated[
-        str, typer.Option(help="table; gpmtool for files like micro_gtxtitanx.csv; dcgm for logs of dcgmi dmon.")
+        str, option("table; gpmtool for files like micro_gtxtitanx.csv; dcgm for logs of dcgmi dmon.")
     ] = "table",
     estimator: Annotated[str, _method("nnls (non-negative), ols (ordinary) or huber (robust nnls).")] = "nnls",
     model: Annotated[
@@ -316,16 +324,16 @@ def fit_counters_command(
     offset: Annotated[
         list[str] | None, _method("Memory clock at which power is off the line: 204MHz; repeatable.")
     ] = None,
-    advice: Annotated[bool, typer.Option(help="Say how many clocks are needed and what to measure next.")] = True,
-    name: Annotated[str | None, typer.Option(help="Name of the saved model; default: the table's.")] = None,
-    device: Annotated[str, typer.Option(help="The device that was measured, for the saved model.")] = "",
+    advice: Annotated[bool, option("Say how many clocks are needed and what to measure next.")] = True,
+    name: Annotated[str | None, option("Name of the saved model; default: the table's.")] = None,
+    device: Annotated[str, option("The device that was measured, for the saved model.")] = "",
     predict: Annotated[
         Path | None, _programs("Their utilisations (gpmtool form, no watts), with --json or --measured.")
     ] = None,
     measured: Annotated[
         Path | None, _programs("With --predict: their watts by clock (names, then rows of MHz, MHz, ms, W).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the model as YAML.")] = None,
+    out: Annotated[Path | None, option("Save the model as YAML.")] = None,
     json: Json = False,
     **options: Any,
 ) -> None:

@@ -15,6 +15,9 @@ from wattcast.cli.shared_options import (
     Json,
     Lengths,
     Model,
+    argument,
+    option,
+    shared_option,
     takes_options,
 )
 from wattcast.core import units
@@ -32,49 +35,38 @@ manage_app = typer.Typer(
 )
 
 GOAL: dict[str, tuple[Any, Any]] = {  # what a policy seeks; _objective reads them
-    "minimise": (Annotated[str, typer.Option(help="ed2|ed|energy")], "ed2"),
-    "slowdown": (
-        Annotated[str | None, typer.Option(help="Longest time allowed over the default's, such as 10%.")],
-        None,
-    ),
-    "latency": (
-        Annotated[str | None, typer.Option(help="Longest time of a run, or unit of work, allowed: 5ms.")],
-        None,
-    ),
-    "cap": (Annotated[str | None, typer.Option(help="Board power not to be exceeded, such as 180W.")], None),
+    "minimise": shared_option(str, "ed2|ed|energy", "ed2"),
+    "slowdown": shared_option(str | None, "Longest time allowed over the default's, such as 10%."),
+    "latency": shared_option(str | None, "Longest time of a run, or unit of work, allowed: 5ms."),
+    "cap": shared_option(str | None, "Board power not to be exceeded, such as 180W."),
 }
 PLAYED: dict[str, tuple[Any, Any]] = {
     **GOAL,
-    "noise": (
-        Annotated[str | None, typer.Option(help="Measurement noise of time and power, such as 1%.")],
-        None,
-    ),
-    "seed": (Annotated[int, typer.Option(min=0, help="Of noise and perturbation.")], 0),
+    "noise": shared_option(str | None, "Measurement noise of time and power, such as 1%."),
+    "seed": shared_option(int, "Of noise and perturbation.", 0, min=0),
     "json": (Json, False),
     **FIGURES,
 }
 WATCHED = {name: GOAL[name] for name in ("minimise", "slowdown")}
-Device = Annotated[int, typer.Option(min=0, help="Card, by NVML index.")]
-Socket = Annotated[Path | None, typer.Option(help="Socket of the daemon; default: /run/wattcast/socket.")]
-FirstToken = Annotated[str, typer.Option("--ttft", help="Longest 99th percentile to the first token.")]
-PerToken = Annotated[str, typer.Option("--tpot", help="Longest 99th percentile per output token.")]
+Device = Annotated[int, option("Card, by NVML index.", min=0)]
+Socket = Annotated[Path | None, option("Socket of the daemon; default: /run/wattcast/socket.")]
+FirstToken = Annotated[str, option("Longest 99th percentile to the first token.", "--ttft")]
+PerToken = Annotated[str, option("Longest 99th percentile per output token.", "--tpot")]
 
 
 @manage_app.command()
 @takes_options(PLAYED)
 def simulate(
     ctx: typer.Context,
-    workloads: Annotated[
-        list[str] | None, typer.Argument(help="Workloads for a catalogue GPU; none for hd-7970.")
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970",
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences or images at once (catalogue GPUs).")] = None,
-    seq: Annotated[int | None, typer.Option(min=1, help="Prompt or context length (catalogue GPUs).")] = None,
-    phase: Annotated[str | None, typer.Option(help="prefill|decode|train|forward (catalogue GPUs).")] = None,
-    knobs: Annotated[str, typer.Option(help="core|memory|sms, with commas (catalogue GPUs).")] = "core",
-    perturbed: Annotated[int, typer.Option(min=0, help="Also run this many perturbed plants (hd-7970).")] = 0,
-    sensitivity: Annotated[Path | None, typer.Option(help="Sensitivity model (wattcast lab sensitivity).")] = None,
-    export: Annotated[Path | None, typer.Option(help="Save time and counters of all settings as CSV.")] = None,
+    workloads: Annotated[list[str] | None, argument("Workloads for a catalogue GPU; none for hd-7970.")] = None,
+    gpu: Annotated[str, option("hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970",
+    batch: Annotated[int | None, option("Sequences or images at once (catalogue GPUs).", min=1)] = None,
+    seq: Annotated[int | None, option("Prompt or context length (catalogue GPUs).", min=1)] = None,
+    phase: Annotated[str | None, option("prefill|decode|train|forward (catalogue GPUs).")] = None,
+    knobs: Annotated[str, option("core|memory|sms, with commas (catalogue GPUs).")] = "core",
+    perturbed: Annotated[int, option("Also run this many perturbed plants (hd-7970).", min=0)] = 0,
+    sensitivity: Annotated[Path | None, option("Sensitivity model (wattcast lab sensitivity).")] = None,
+    export: Annotated[Path | None, option("Save time and counters of all settings as CSV.")] = None,
     **options: Any,
 ) -> None:
     """Play all policies on a simulated card.
@@ -108,17 +100,15 @@ def simulate(
 @takes_options(PLAYED)
 def replay(
     ctx: typer.Context,
-    files: Annotated[list[Path], typer.Argument(help="Tables of time and power by clock.")],
+    files: Annotated[list[Path], argument("Tables of time and power by clock.")],
     default: Annotated[
-        str | None, typer.Option(help="The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest.")
+        str | None, option("The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest.")
     ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=0, help="With noise: also repeat this often and count who is worse off.")
-    ] = 0,
-    iterations: Annotated[int, typer.Option(min=1, help="Runs of each application.")] = 100,
-    gpu: Annotated[str | None, typer.Option(help="The table's card in the catalogue, to predict it.")] = None,
-    workloads: Annotated[Path | None, typer.Option(help="Folder of operator lists, NAME.json.")] = None,
-    leave_out: Annotated[list[str] | None, typer.Option(help="Applications to leave out, by start of name.")] = None,
+    repeats: Annotated[int, option("With noise: also repeat this often and count who is worse off.", min=0)] = 0,
+    iterations: Annotated[int, option("Runs of each application.", min=1)] = 100,
+    gpu: Annotated[str | None, option("The table's card in the catalogue, to predict it.")] = None,
+    workloads: Annotated[Path | None, option("Folder of operator lists, NAME.json.")] = None,
+    leave_out: Annotated[list[str] | None, option("Applications to leave out, by start of name.")] = None,
     **options: Any,
 ) -> None:
     """Play all policies on tables of real measurements.
@@ -141,9 +131,9 @@ def replay(
 def watch(
     ctx: typer.Context,
     device: Device = 0,
-    period: Annotated[str, typer.Option(help="Time between two readings.")] = "1s",
-    count: Annotated[int, typer.Option(min=0, help="Readings; 0: until interrupted.")] = 5,
-    gpu: Annotated[str | None, typer.Option(help="Catalogue GPU of the card; default: by its name.")] = None,
+    period: Annotated[str, option("Time between two readings.")] = "1s",
+    count: Annotated[int, option("Readings; 0: until interrupted.", min=0)] = 5,
+    gpu: Annotated[str | None, option("Catalogue GPU of the card; default: by its name.")] = None,
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -170,26 +160,25 @@ def watch(
 def run(
     ctx: typer.Context,
     command: Annotated[
-        list[str] | None, typer.Argument(help="The program, after --; none: what runs on the card already.")
+        list[str] | None, argument("The program, after --; none: what runs on the card already.")
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Really set the card; else a dry run.")] = False,
+    apply: Annotated[bool, option("Really set the card; else a dry run.", "--apply")] = False,
     device: Device = 0,
-    period: Annotated[str, typer.Option(help="Time between two decisions.")] = "1s",
+    period: Annotated[str, option("Time between two decisions.")] = "1s",
     progress: Annotated[
-        Path | None, typer.Option(help="File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
+        Path | None, option("File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics.")
+        str | None, option("Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics.")
     ] = None,
     ttft: FirstToken = "500ms",
     tpot: PerToken = "50ms",
-    turn_limit: Annotated[bool, typer.Option("--turn-limit", help="Turn the power limit as well.")] = False,
-    sm_percent: Annotated[int | None, typer.Option(help="Share of the SMs, through a running MPS server.")] = None,
+    turn_limit: Annotated[bool, option("Turn the power limit as well.", "--turn-limit")] = False,
+    sm_percent: Annotated[int | None, option("Share of the SMs, through a running MPS server.")] = None,
     units: Annotated[
-        Path | None,
-        typer.Option(help="File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."),
+        Path | None, option("File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS).")
     ] = None,
-    sms: Annotated[int | None, typer.Option(help="SMs of the card; default: the catalogue's.")] = None,
+    sms: Annotated[int | None, option("SMs of the card; default: the catalogue's.")] = None,
     socket: Socket = None,
     **options: Any,
 ) -> None:
@@ -246,11 +235,11 @@ def run(
 @manage_app.command()
 def plane(
     ctx: typer.Context,
-    command: Annotated[list[str], typer.Argument(help="The program, after --; {core} and {memory} are MHz.")],
-    apply: Annotated[bool, typer.Option("--apply", help="Really set the card; else name the clocks.")] = False,
+    command: Annotated[list[str], argument("The program, after --; {core} and {memory} are MHz.")],
+    apply: Annotated[bool, option("Really set the card; else name the clocks.", "--apply")] = False,
     device: Device = 0,
-    cores: Annotated[int, typer.Option(help="Core clocks, evenly over what the card allows.", min=1)] = 6,
-    memories: Annotated[int, typer.Option(help="Memory clocks, likewise; 1: not touched.", min=1)] = 1,
+    cores: Annotated[int, option("Core clocks, evenly over what the card allows.", min=1)] = 6,
+    memories: Annotated[int, option("Memory clocks, likewise; 1: not touched.", min=1)] = 1,
     socket: Socket = None,
 ) -> None:
     """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back however this ends.
@@ -282,17 +271,17 @@ def plane(
 def daemon(
     ctx: typer.Context,
     gpu: Annotated[
-        list[str] | None, typer.Option("--gpu", help="Card that clients may set, by index or UUID; default: all.")
+        list[str] | None, option("Card that clients may set, by index or UUID; default: all.", "--gpu")
     ] = None,
-    clocks: Annotated[str | None, typer.Option(help="Core clocks allowed, such as 900MHz:1980MHz.")] = None,
-    limits: Annotated[str | None, typer.Option(help="Power limits allowed, such as 300W:700W.")] = None,
+    clocks: Annotated[str | None, option("Core clocks allowed, such as 900MHz:1980MHz.")] = None,
+    limits: Annotated[str | None, option("Power limits allowed, such as 300W:700W.")] = None,
     locked: Annotated[
-        str | None, typer.Option(help="Core clock the administrator has locked, which drivers do not tell.")
+        str | None, option("Core clock the administrator has locked, which drivers do not tell.")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="Users that may connect; default: root alone.")] = None,
+    group: Annotated[str | None, option("Users that may connect; default: root alone.")] = None,
     socket: Socket = None,
-    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False,
-    lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True, help="End when standard input does.")] = False,
+    unit: Annotated[bool, option("Print a systemd unit instead.", "--unit")] = False,
+    lifeline: Annotated[bool, option("End when standard input does.", "--lifeline", hidden=True)] = False,
 ) -> None:
     """Own the cards of this node: set them for clients, and give them back when a client is silent or gone.
 
@@ -337,7 +326,7 @@ def status(ctx: typer.Context, socket: Socket = None, json: Json = False) -> Non
 @manage_app.command()
 def restore(
     ctx: typer.Context,
-    gpu: Annotated[str | None, typer.Argument(help="UUID; default: every card that is changed.")] = None,
+    gpu: Annotated[str | None, argument("UUID; default: every card that is changed.")] = None,
     socket: Socket = None,
 ) -> None:
     """Give cards back what they had, through the daemon, or as root without one. Whoever holds them loses them."""
@@ -351,17 +340,17 @@ def restore(
 def rehearse(
     ctx: typer.Context,
     model: Model,
-    gpu: Annotated[str, typer.Option(help="Catalogue GPU.")] = "h200",
-    rate: Annotated[str, typer.Option(help="Requests per second and GPU.")] = "10/s",
+    gpu: Annotated[str, option("Catalogue GPU.")] = "h200",
+    rate: Annotated[str, option("Requests per second and GPU.")] = "10/s",
     prompt: Lengths = "512",
     output: Lengths = "128",
     arrivals: Arrivals = "poisson",
-    seconds: Annotated[str, typer.Option(help="Time of arrivals, such as 600 or 1h.")] = "30min",
+    seconds: Annotated[str, option("Time of arrivals, such as 600 or 1h.")] = "30min",
     ttft: FirstToken = "500ms",
     tpot: PerToken = "50ms",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share --site-power, each with a trace of its own.")] = 1,
-    site_power: Annotated[str | None, typer.Option(help="Power of all of them together, such as 2kW.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the drawn arrivals and lengths.")] = 1,
+    gpus: Annotated[int, option("GPUs that share --site-power, each with a trace of its own.", min=1)] = 1,
+    site_power: Annotated[str | None, option("Power of all of them together, such as 2kW.")] = None,
+    seed: Annotated[int, option("Of the drawn arrivals and lengths.", min=0)] = 1,
     json: Json = False,
 ) -> None:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
@@ -398,11 +387,9 @@ def rehearse(
 @manage_app.command()
 def site(
     ctx: typer.Context,
-    nodes: Annotated[list[Path], typer.Argument(help="Sockets of the nodes' daemons, forwarded where remote.")],
-    site_power: Annotated[str, typer.Option(help="Power that all GPUs together may draw, such as 3kW.")],
-    priority: Annotated[
-        list[str] | None, typer.Option(help="UUID=NUMBER: GPUs with a higher number are served first.")
-    ] = None,
+    nodes: Annotated[list[Path], argument("Sockets of the nodes' daemons, forwarded where remote.")],
+    site_power: Annotated[str, option("Power that all GPUs together may draw, such as 3kW.")],
+    priority: Annotated[list[str] | None, option("UUID=NUMBER: GPUs with a higher number are served first.")] = None,
 ) -> None:
     """Share a power budget among the GPUs of several nodes until interrupted.
 

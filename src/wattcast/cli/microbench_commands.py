@@ -13,7 +13,9 @@ from wattcast.cli.shared_options import (
     Environment,
     FigureOptions,
     Json,
+    argument,
     make_command,
+    option,
     print_result,
     takes_options,
     takes_verb_options,
@@ -28,19 +30,17 @@ from wattcast.microbench import microbench_sessions
 def microbench(
     ctx: typer.Context,
     show: Annotated[
-        str | None, typer.Option(help="Tables of results: a folder or file of rows, or a GPU whose results ship.")
+        str | None, option("Tables of results: a folder or file of rows, or a GPU whose results ship.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="With --show FOLDER: the device it was measured on.")] = "h200",
+    gpu: Annotated[str, option("With --show FOLDER: the device it was measured on.")] = "h200",
     against: Annotated[
-        str | None, typer.Option(help="With --show: other results (folder, file or GPU) to set beside them.")
+        str | None, option("With --show: other results (folder, file or GPU) to set beside them.")
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(help="With --show: save the tables as a page, or renew those of a page with marks.")
+        Path | None, option("With --show: save the tables as a page, or renew those of a page with marks.")
     ] = None,
-    table: Annotated[
-        Path | None, typer.Option(help="With --show: CSV of watts and counters, for `lab fit counters`.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="With --show: print JSON.")] = False,
+    table: Annotated[Path | None, option("With --show: CSV of watts and counters, for `lab fit counters`.")] = None,
+    json: Annotated[bool, option("With --show: print JSON.", "--json")] = False,
     **options: Any,
 ) -> None:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
@@ -143,11 +143,9 @@ def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
 
 def tune(
     ctx: typer.Context,
-    profile: Annotated[Path, typer.Argument(help="Nsight Compute's CSV (ncu --csv, or --page raw) or .ncu-rep.")],
-    gpu: Annotated[str, typer.Option(help="The device; its microbenchmark results are used.")] = "h200",
-    results: Annotated[
-        Path | None, typer.Option(help="Folder or file of `lab microbench`, instead of what ships.")
-    ] = None,
+    profile: Annotated[Path, argument("Nsight Compute's CSV (ncu --csv, or --page raw) or .ncu-rep.")],
+    gpu: Annotated[str, option("The device; its microbenchmark results are used.")] = "h200",
+    results: Annotated[Path | None, option("Folder or file of `lab microbench`, instead of what ships.")] = None,
     json: Json = False,
 ) -> None:
     """Rank what to change in profiled kernels by joules: memory access, divergence, fp64, waiting, atomics, passes.

@@ -11,6 +11,7 @@ import typer
 from wattcast.cli.shared_options import (
     Environment,
     Json,
+    option,
     takes_options,
 )
 from wattcast.core.errors import MissingTool, bad_value, unknown_name
@@ -23,18 +24,14 @@ if TYPE_CHECKING:
 
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name the server answers to; may be repeated.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that predict.", min=1, max=64)] = 2,
-    limit: Annotated[str, typer.Option(help="Longest time one request may take.")] = "15s",
-    live: Annotated[str, typer.Option(help="auto|gpu|replay: what the live view shows.")] = "auto",
-    replay: Annotated[
-        Path | None, typer.Option(help="A recording of `wattcast measure run --save`, for the live view.")
-    ] = None,
-    device: Annotated[int, typer.Option(help="Which device, counted from 0.")] = 0,
+    host: Annotated[str, option("Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    allow_host: Annotated[list[str] | None, option("A further name the server answers to; may be repeated.")] = None,
+    workers: Annotated[int, option("Processes that predict.", min=1, max=64)] = 2,
+    limit: Annotated[str, option("Longest time one request may take.")] = "15s",
+    live: Annotated[str, option("auto|gpu|replay: what the live view shows.")] = "auto",
+    replay: Annotated[Path | None, option("A recording of `wattcast measure run --save`, for the live view.")] = None,
+    device: Annotated[int, option("Which device, counted from 0.")] = 0,
 ) -> None:
     """Choose a model and a GPU, move clock and power limit, and see time, power and energy change.
 
@@ -63,19 +60,19 @@ export_app = typer.Typer(
 def prometheus(
     ctx: typer.Context,
     workload: Annotated[
-        list[str] | None, typer.Option(help="A model or workload file to show the prediction of; may be repeated.")
+        list[str] | None, option("A model or workload file to show the prediction of; may be repeated.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="With --workload: the GPU in the catalogue, or your YAML.")] = None,
-    slowdown: Annotated[str, typer.Option(help="Slowdown allowed for the predicted saving.")] = "5%",
-    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to be scraped on.", min=0, max=65535)] = 9835,
-    interval: Annotated[str, typer.Option(help="A busy card is read at most this often.")] = "5s",
-    idle_interval: Annotated[str, typer.Option(help="An idle card is left alone this long.")] = "60s",
-    source: Annotated[str, typer.Option(help="auto|nvml|amd|rapl|none: where readings come from.")] = "auto",
+    gpu: Annotated[str | None, option("With --workload: the GPU in the catalogue, or your YAML.")] = None,
+    slowdown: Annotated[str, option("Slowdown allowed for the predicted saving.")] = "5%",
+    host: Annotated[str, option("Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, option("Port to be scraped on.", min=0, max=65535)] = 9835,
+    interval: Annotated[str, option("A busy card is read at most this often.")] = "5s",
+    idle_interval: Annotated[str, option("An idle card is left alone this long.")] = "60s",
+    source: Annotated[str, option("auto|nvml|amd|rapl|none: where readings come from.")] = "auto",
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name the exporter answers to; may be repeated.")
+        list[str] | None, option("A further name the exporter answers to; may be repeated.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the metrics and end (textfile collector).")] = False,
+    once: Annotated[bool, option("Print the metrics and end (textfile collector).", "--once")] = False,
     **options: Any,
 ) -> None:
     """Serve measured and modelled power, energy, clock and the predicted saving, for Prometheus to scrape.
@@ -139,7 +136,7 @@ def _cards(env: Environment, source: str, interval: str, idle_interval: str, eno
 @export_app.command()
 def grafana(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="The dashboard file to write, to be imported in Grafana.")],
+    out: Annotated[Path, option("The dashboard file to write, to be imported in Grafana.")],
     json: Json = False,
 ) -> None:
     """Write a Grafana dashboard of these metrics.

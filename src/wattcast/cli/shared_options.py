@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_origin
 
@@ -69,65 +70,75 @@ class Environment:
         self.stderr.write(text + "\n")
 
 
+def option(text: str, *names: str, **more: Any) -> Any:
+    """Return an option with its help, and with names where they differ from the parameter's."""
+    return typer.Option(*names, help=text, **more)
+
+
+def argument(text: str, **more: Any) -> Any:
+    """Return a positional argument with its help."""
+    return typer.Argument(help=text, **more)
+
+
 Source = Annotated[
-    str,
-    typer.Argument(
-        help="Model name, workload JSON, EnergAIzer list, Hugging Face config.json, profiler trace or ONNX."
-    ),
+    str, argument("Model name, workload JSON, EnergAIzer list, Hugging Face config.json, profiler trace or ONNX.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-GpuName = Annotated[str, typer.Option(help="GPU name or YAML file.")]
-GpuNames = Annotated[str, typer.Option(help="GPU names or YAML files, commas between.")]
-Model = Annotated[str, typer.Argument(help="Model name or Hugging Face config.json.")]
-Lengths = Annotated[str, typer.Option(help="Tokens: 512, lognormal:median=512,sigma=0.8, a file.")]
-Arrivals = Annotated[str, typer.Option(help="poisson|fixed|gamma:cv=2| diurnal:peak=1.5,period=24h")]
-Force = Annotated[bool, typer.Option("--force", help="Answer for what cannot run, too.")]
+Json = Annotated[bool, option("Print JSON.", "--json")]
+GpuName = Annotated[str, option("GPU name or YAML file.")]
+GpuNames = Annotated[str, option("GPU names or YAML files, commas between.")]
+Model = Annotated[str, argument("Model name or Hugging Face config.json.")]
+Lengths = Annotated[str, option("Tokens: 512, lognormal:median=512,sigma=0.8, a file.")]
+Arrivals = Annotated[str, option("poisson|fixed|gamma:cv=2| diurnal:peak=1.5,period=24h")]
+Force = Annotated[bool, option("Answer for what cannot run, too.", "--force")]
 
 
-def _option(kind: Any, text: str, default: Any = None, panel: str | None = None, name: str = "") -> tuple[Any, Any]:
-    return Annotated[kind, typer.Option(*([name] if name else []), help=text, rich_help_panel=panel)], default
+def shared_option(kind: Any, text: str, default: Any = None, *names: str, **more: Any) -> tuple[Any, Any]:
+    """Return the type and the default of an option, for a table that ``takes_options`` reads."""
+    return Annotated[kind, option(text, *names, **more)], default
 
 
 def folded(panel: str) -> Callable[..., Any]:
     """Return what makes options of a panel: plain ``--help`` names them in a line, ``--help-all`` tells all."""
-    return lambda text, *names, **more: typer.Option(*names, help=text, rich_help_panel=panel, **more)
+    return partial(option, rich_help_panel=panel)
 
 
-_DETAIL, _SEVERAL, _CONDITIONS, _MONEY = "The model", "Several GPUs", "Conditions", "Cost and carbon"
+_DETAIL, _SEVERAL, _CONDITIONS, _MONEY = (
+    {"rich_help_panel": panel} for panel in ("The model", "Several GPUs", "Conditions", "Cost and carbon")
+)
 MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
-    "batch": _option(int, "Sequences or images at once.", 1),
-    "seq": _option(int | None, "Prompt length; in decode the cache's."),
-    "tokens": _option(int | None, "New tokens of phase generate."),
-    "phase": _option(str | None, "prefill|decode|generate|train|forward"),
-    "dtype": _option(str, "fp32|tf32|bf16|fp16|fp8|int8", "bf16"),
-    "quantization": _option(str | None, "Engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4|none."),
-    "stack": _option(str | None, "eager|compiled|engine; serving: engine"),
-    "tp": _option(int, "Tensor-parallel GPUs.", 1),
-    "image": _option(int | None, "Side of a picture in (latent) pixels."),
-    "weights": _option(str | None, "Weights alone: int4|fp8|fp4 (engine).", None, _DETAIL),
-    "kv_dtype": _option(str | None, "Cache of an engine: bf16|fp16|fp8.", None, _DETAIL),
-    "attention": _option(str, "eager|flash", "flash", _DETAIL),
-    "head": _option(str | None, "Logits of none|last|all tokens.", None, _DETAIL),
-    "recompute": _option(bool, "Training: recompute activations.", False, _DETAIL, "--recompute"),
-    "pp": _option(int, "Pipeline stages.", 1, _SEVERAL),
-    "dp": _option(int, "Data-parallel replicas.", 1, _SEVERAL),
-    "ep": _option(int, "GPUs that share the experts.", 1, _SEVERAL),
-    "cp": _option(int, "GPUs that share a sequence.", 1, _SEVERAL),
-    "skew": _option(float, "0: even experts, 1: the same.", 0.0, _SEVERAL),
+    "batch": shared_option(int, "Sequences or images at once.", 1),
+    "seq": shared_option(int | None, "Prompt length; in decode the cache's."),
+    "tokens": shared_option(int | None, "New tokens of phase generate."),
+    "phase": shared_option(str | None, "prefill|decode|generate|train|forward"),
+    "dtype": shared_option(str, "fp32|tf32|bf16|fp16|fp8|int8", "bf16"),
+    "quantization": shared_option(str | None, "Engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4|none."),
+    "stack": shared_option(str | None, "eager|compiled|engine; serving: engine"),
+    "tp": shared_option(int, "Tensor-parallel GPUs.", 1),
+    "image": shared_option(int | None, "Side of a picture in (latent) pixels."),
+    "weights": shared_option(str | None, "Weights alone: int4|fp8|fp4 (engine).", None, **_DETAIL),
+    "kv_dtype": shared_option(str | None, "Cache of an engine: bf16|fp16|fp8.", None, **_DETAIL),
+    "attention": shared_option(str, "eager|flash", "flash", **_DETAIL),
+    "head": shared_option(str | None, "Logits of none|last|all tokens.", None, **_DETAIL),
+    "recompute": shared_option(bool, "Training: recompute activations.", False, "--recompute", **_DETAIL),
+    "pp": shared_option(int, "Pipeline stages.", 1, **_SEVERAL),
+    "dp": shared_option(int, "Data-parallel replicas.", 1, **_SEVERAL),
+    "ep": shared_option(int, "GPUs that share the experts.", 1, **_SEVERAL),
+    "cp": shared_option(int, "GPUs that share a sequence.", 1, **_SEVERAL),
+    "skew": shared_option(float, "0: even experts, 1: the same.", 0.0, **_SEVERAL),
 }
 SETTINGS: dict[str, tuple[Any, Any]] = {  # of one run; predict, compare and report take them all
-    "clock": _option(str | None, "Lock the clock, such as 1830MHz."),
-    "power_limit": _option(str | None, "Board power limit, such as 500W."),
-    "host_launch": _option(str | None, "Host time per operator, such as 12us.", None, _CONDITIONS),
-    "temperature": _option(str | None, "Die temperature, such as 60C.", None, _CONDITIONS),
-    "duration": _option(str | None, "Burst of so long, as 5ms, not sustained.", None, _CONDITIONS),
-    "data": _option(str, "Operands hold random|zeros|ones|relu.", "random", _CONDITIONS),
+    "clock": shared_option(str | None, "Lock the clock, such as 1830MHz."),
+    "power_limit": shared_option(str | None, "Board power limit, such as 500W."),
+    "host_launch": shared_option(str | None, "Host time per operator, such as 12us.", None, **_CONDITIONS),
+    "temperature": shared_option(str | None, "Die temperature, such as 60C.", None, **_CONDITIONS),
+    "duration": shared_option(str | None, "Burst of so long, as 5ms, not sustained.", None, **_CONDITIONS),
+    "data": shared_option(str, "Operands hold random|zeros|ones|relu.", "random", **_CONDITIONS),
 }
 PRICES: dict[str, tuple[Any, Any]] = {  # the names of PriceKeywords
-    "price": _option(list[str], "Rent of a GPU: 2.50/h, or h200=3.50USD/h.", [], _MONEY),
-    "electricity": _option(str | None, "Price of energy, such as 0.12/kWh.", None, _MONEY),
-    "carbon": _option(str | None, "Intensity, such as 400g/kWh, or a region: us.", None, _MONEY),
-    "pue": _option(float, "Energy at the meter per energy of the GPU.", 1.0, _MONEY),
+    "price": shared_option(list[str], "Rent of a GPU: 2.50/h, or h200=3.50USD/h.", [], **_MONEY),
+    "electricity": shared_option(str | None, "Price of energy, such as 0.12/kWh.", None, **_MONEY),
+    "carbon": shared_option(str | None, "Intensity, such as 400g/kWh, or a region: us.", None, **_MONEY),
+    "pue": shared_option(float, "Energy at the meter per energy of the GPU.", 1.0, **_MONEY),
 }
 OPTIONS = MODEL_OPTIONS | SETTINGS | PRICES
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -218,25 +229,12 @@ def check_format_option(value: str) -> str:
     return check_figure_format(value)
 
 
-Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Save a figure (.png, .svg, .pdf).", callback=check_plot_option)
-]
+Plot = Annotated[Path | None, option("Save a figure (.png, .svg, .pdf).", "--plot", callback=check_plot_option)]
 FIGURES: dict[str, tuple[Any, Any]] = {  # of a command that draws several; FigureOptions takes them
     "plot": (Plot, None),
-    "figure": _option(str | None, "What --plot draws, by name; default: the first."),
-    "figures": (
-        Annotated[
-            Path | None,
-            typer.Option("--figures", help="Save all figures into this folder.", callback=check_figures_option),
-        ],
-        None,
-    ),
-    "format": (
-        Annotated[
-            str, typer.Option("--format", help="Files of --figures: png|svg|pdf.", callback=check_format_option)
-        ],
-        "png",
-    ),
+    "figure": shared_option(str | None, "What --plot draws, by name; default: the first."),
+    "figures": shared_option(Path | None, "Save all figures into this folder.", None, callback=check_figures_option),
+    "format": shared_option(str, "Files of --figures: png|svg|pdf.", "png", callback=check_format_option),
 }
 
 
