@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from studies.multimedia_figures import RAIL_PARTS
 
 from wattcast.cli.main import main
-from wattcast.cli.measure_commands import prepare_estimate
+from wattcast.cli.measure_bridges import prepare_estimate
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import database_folder, read_lines

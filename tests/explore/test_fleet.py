@@ -64,17 +64,17 @@ def every_assignment(fleet: fleets.Fleet, columns, power_w: float):
 
 def test_the_best_is_the_best_of_all_assignments(tmp_path: Path) -> None:
     fleet = replace(fleets.read_fleet(site(tmp_path)), power_w=700.0)
-    columns, _ = fleets._columns(fleet)
+    columns, _ = fleets._list_columns(fleet)
     few = [
         c for kind in (0, 1) for i in (0, 1) for c in [c for c in columns if c.kind == kind and c.demand == i][::6]
     ]
     everything = list(every_assignment(fleet, few, 700.0))
-    given, busy = fleets._solve(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, 700.0)
-    most = fleets._assignment(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, given, busy, ())
+    given, busy = fleets._solve_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, 700.0)
+    most = fleets._make_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, given, busy, ())
     assert most.factor == pytest.approx(max(factor for factor, _ in everything), rel=1e-6)
     assert (busy <= given + 1e-9).all()
-    solved = fleets._solve(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, 700.0)
-    found = fleets._assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, *solved, ())
+    solved = fleets._solve_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, 700.0)
+    found = fleets._make_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, *solved, ())
     assert found.power_w == pytest.approx(
         min(w for _, w in everything if w is not None), rel=1e-3
     )  # HiGHS' gap is 1e-4

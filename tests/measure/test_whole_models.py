@@ -134,7 +134,7 @@ def test_the_plan_has_the_rows_it_promises() -> None:
     assert sum(not spec.graph for spec in specs) >= 8  # what the host costs comes from these
 
 
-@pytest.mark.parametrize("name", sorted(row["model"] for row in building._table("models.csv")))
+@pytest.mark.parametrize("name", sorted(row["model"] for row in building._read_plan_table("models.csv")))
 def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
     dims, published = find_dims(name), catalogue.load_model(name).dims
     for field in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_positions"):

@@ -14,7 +14,7 @@ from wattcast.core.errors import MissingTool
 from wattcast.core.units import show
 from wattcast.predictor.api import find_gpu
 from wattcast.report.configuration_view import RunSettings, view_configuration
-from wattcast.report.html_report import BROWSERS, _memory, build_report, conclude_view, print_report
+from wattcast.report.html_report import BROWSERS, _write_memory, build_report, conclude_view, print_report
 from wattcast.workload.model_options import ModelOptions
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</title><script>alert(2)</script>$\\frac{$"
@@ -87,7 +87,7 @@ def test_a_report_opens_with_a_conclusion_in_three_sentences() -> None:
 
 def test_memory_by_purpose_and_the_largest_batch() -> None:
     fits, much = (
-        Page(_memory(view_configuration(model, find_gpu(gpu), ModelOptions(batch=4, seq=256), settings)).text)
+        Page(_write_memory(view_configuration(model, find_gpu(gpu), ModelOptions(batch=4, seq=256), settings)).text)
         for model, gpu, settings in (("gpt2", "h200", RunSettings()), ("llama3-70b", "a10", RunSettings(force=True)))
     )
     assert "Yes" in fits.words

@@ -7,7 +7,7 @@ import pytest
 from studies.suggested_rows import WAYS, Pool, pool_of, trial
 
 from studies import suggested_rows as suggesting
-from wattcast.cli.measure_commands import _measured
+from wattcast.cli.measure_bridges import _load_measured_rows
 from wattcast.core.errors import WattcastError
 from wattcast.fit.row_suggestions import ModelOperator
 from wattcast.workload.operator_types import Linear
@@ -59,10 +59,10 @@ def test_every_way_adds_rows_that_are_new(pool: Pool, monkeypatch: pytest.Monkey
 
 def test_a_gpu_without_a_database_begins_with_none() -> None:
     said: list[str] = []
-    assert len(_measured("h100-sxm", "h100-sxm", said.append)) == 0
+    assert len(_load_measured_rows("h100-sxm", "h100-sxm", said.append)) == 0
     assert "nothing was measured" in said[0]
     with pytest.raises(WattcastError):
-        _measured("h100-sxm", "no-such-folder", said.append)
+        _load_measured_rows("h100-sxm", "no-such-folder", said.append)
 
 
 @pytest.mark.slow

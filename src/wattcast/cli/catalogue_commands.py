@@ -249,12 +249,12 @@ def show_model(
     env: Environment = ctx.obj
     chosen = ModelOptions.from_names(**options)
     graph, model = load_workload.load_workload(workload, chosen), load_workload.find_model(workload)
-    held = _memory(model, chosen, capacity)
+    held = _describe_memory(model, chosen, capacity)
     about = None if model is None else _model_summary(model) | {"dims": asdict(model.dims)}
     if json:
         env.json(summarise_graph(graph) | {"model": about, "memory": held})
         return
-    _print(env, graph, about, held)
+    _print_graph(env, graph, about, held)
 
 
 @models_app.command("save")
@@ -279,7 +279,7 @@ def save_model(
         env.say(f"{graph.name} saved: {file}")
 
 
-def _memory(model: ModelSpec | None, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
+def _describe_memory(model: ModelSpec | None, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
     """Return bytes by purpose and what fits; None for a list of operators, which does not say."""
     from wattcast.workload import build_model
 
@@ -324,7 +324,7 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _print(env: Environment, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None) -> None:
+def _print_graph(env: Environment, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None) -> None:
     from rich.markup import escape
 
     from wattcast.report.text_tables import new_table

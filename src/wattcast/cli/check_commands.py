@@ -126,9 +126,9 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     from wattcast.report.html_report import BROWSERS
 
     checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
-    checks.append(_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
+    checks.append(_check_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
     checks += [
-        _libraries(f"extra {extra}", wanted, purpose, f"pip install 'wattcast[{extra}]'")
+        _check_libraries(f"extra {extra}", wanted, purpose, f"pip install 'wattcast[{extra}]'")
         for extra, (purpose, wanted) in EXTRAS.items()
     ]
     try:
@@ -137,8 +137,8 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
         driver = ""
     purpose, advice = "measuring and managing NVIDIA GPUs", "no NVIDIA driver on this machine; predictions need none"
     checks.append(ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice))
-    checks.append(_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
-    checks.append(_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"))
+    checks.append(_check_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
+    checks.append(_check_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"))
     folder = reference_folder(variables)
     found = "found" if folder is not None else ""
     advice = "set WATTCAST_REFERENCE to its folder"
@@ -158,7 +158,7 @@ def _card_settings() -> ToolCheck:
     return ToolCheck("GPU settings", not left, found, "manage", advice)
 
 
-def _libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) -> ToolCheck:
+def _check_libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) -> ToolCheck:
     """Look for distributions by their modules, and give the version of each."""
     there: list[str] = []
     missing: list[str] = []
@@ -176,6 +176,6 @@ def _libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) 
     return ToolCheck(name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice)
 
 
-def _tool(names: Sequence[str], purpose: str, advice: str) -> ToolCheck:
+def _check_tool(names: Sequence[str], purpose: str, advice: str) -> ToolCheck:
     path = next(filter(None, (shutil.which(name) for name in names)), None)
     return ToolCheck(names[0], path is not None, path or "", purpose, advice)

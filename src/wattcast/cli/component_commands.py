@@ -339,7 +339,7 @@ def fit_component(
         named, equals, ends = text.partition("=")
         if not equals:
             raise bad_value("--bound", "NAME=low:high", text)
-        special[named] = _bounds(ends, "--bound")
+        special[named] = _parse_bounds(ends, "--bound")
     orders = tuple(ValueOrdering.read(text) for text in order or ())
     clock_hz = parse(clock, "Hz", "--clock") if clock else None
     layout = KernelColumns(
@@ -359,7 +359,7 @@ def fit_component(
         wide = FitConstraints(ENERGY_CONSTRAINTS.bounds, special, orders, ENERGY_CONSTRAINTS.prior_weight)
         found = fit_energies(table, wide, shortest_s)
     else:
-        found = fit_scaling(table, FitConstraints(_bounds(bounds, "--bounds"), special, orders), shortest_s)
+        found = fit_scaling(table, FitConstraints(_parse_bounds(bounds, "--bounds"), special, orders), shortest_s)
     if architecture is not None and out is not None:
         if energies:
             raise bad_value("--architecture", "factors", "energies", "Write energies into the architecture by hand.")
@@ -383,7 +383,7 @@ def fit_component(
         )
 
 
-def _bounds(text: str, where: str) -> tuple[float, float]:
+def _parse_bounds(text: str, where: str) -> tuple[float, float]:
     low, _, high = text.partition(":")
     try:
         return float(low), float(high)

@@ -114,7 +114,7 @@ def designs(
         raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
     study = explorations.build_study(workload, gpu, vary, where, sample, seed, **options)
     objectives = tuple(name.strip() for name in front.split(","))
-    done = _run(env, study, out, objectives, _runner(workers, cluster, study.space.size), yes)
+    done = _run_designs(env, study, out, objectives, _choose_runner(workers, cluster, study.space.size), yes)
     columns = [report.find_column(done, word) for word in axes]
     figure = partial(report.draw_heat_map, columns=columns) if axes else report.draw_pareto_front
     env.show(done, json, report.sweep_json, report.print_sweep, plot, figure)
@@ -142,13 +142,13 @@ def fleet(
     env.show(found, json, report.assignment_json, report.print_assignment, plot, figure)
 
 
-def _run(
+def _run_designs(
     env: Environment, study: Any, out: Path | None, front: tuple[str, ...], runner: Runner, yes: bool
 ) -> SweepResult:
     from wattcast.explore.sweep import run_sweep
 
     try:
-        done = run_sweep(study, out, front, runner, _progress(env), yes)
+        done = run_sweep(study, out, front, runner, _make_progress(env), yes)
     except KeyboardInterrupt:
         if out is not None:
             env.say("finished parts are kept; the same command continues.")
@@ -159,7 +159,7 @@ def _run(
     return done
 
 
-def _runner(workers: int | None, cluster: str | None, size: int) -> Runner:
+def _choose_runner(workers: int | None, cluster: str | None, size: int) -> Runner:
     """Choose where points are computed; a small space stays in this process, since starting one costs a second."""
     from wattcast.explore.sweep import PART_POINTS, process_runner
 
@@ -174,7 +174,7 @@ def _runner(workers: int | None, cluster: str | None, size: int) -> Runner:
     return process_runner(workers)
 
 
-def _progress(env: Environment) -> ReportProgress | None:
+def _make_progress(env: Environment) -> ReportProgress | None:
     """Return what counts points on a terminal; None elsewhere."""
     if not env.stderr.isatty():
         return None

@@ -152,7 +152,7 @@ def shorten_help(command: Any, tell_all: bool) -> None:
         command.epilog = "\n\n".join(["More options, which --help-all describes.", *lines])
 
 
-def _version(value: bool) -> None:
+def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"wattcast {__version__}")
         raise typer.Exit
@@ -161,7 +161,9 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     ctx: typer.Context,
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
     show_traceback: bool = typer.Option(False, "--traceback", help="Show where an error came from."),
 ) -> None:
     ctx.ensure_object(Environment).traceback = show_traceback or ctx.obj.traceback
@@ -180,7 +182,7 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
         args = ["--help" if arg == "--help-all" and i < end else arg for i, arg in enumerate(args)]
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         try:
-            return _run(args, env)
+            return _run_command(args, env)
         except WattcastError as error:
             return _complain(env, str(error), error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
@@ -203,7 +205,7 @@ def _internal_error(error: Exception) -> str:
     return f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
 
 
-def _run(args: list[str], env: Environment) -> int:
+def _run_command(args: list[str], env: Environment) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(args or ["--help"], prog_name="wattcast", standalone_mode=False, obj=env)

@@ -34,7 +34,7 @@ manage_app = typer.Typer(
     add_completion=False, help="Steer clocks to spend less power for the same speed.", no_args_is_help=True
 )
 
-GOAL: dict[str, tuple[Any, Any]] = {  # what a policy seeks; _objective reads them
+GOAL: dict[str, tuple[Any, Any]] = {  # what a policy seeks; _read_objective reads them
     "minimise": shared_option(str, "ed2|ed|energy", "ed2"),
     "slowdown": shared_option(str | None, "Longest time allowed over the default's, such as 10%."),
     "latency": shared_option(str | None, "Longest time of a run, or unit of work, allowed: 5ms."),
@@ -87,13 +87,13 @@ def simulate(
             raise unknown_name("knob", name, roles, f"Known: {', '.join(roles)}.")
     turned = [roles[name] for name in wanted]
     plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model, turned)
-    setup = _setup(options, model)
+    setup = _make_setup(options, model)
     sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed) if perturbed else None
     if export is not None:
         policy_comparison.export_tables(plant, export)
         env.say(f"table saved: {export}")
     more = {} if sweep is None else {"perturbed": sweep}
-    _compare(env, [plant], setup, f"{plant.name}, simulated", options, STRESS_APPLICATIONS, [], more)
+    _compare_policies(env, [plant], setup, f"{plant.name}, simulated", options, STRESS_APPLICATIONS, [], more)
 
 
 @manage_app.command()
@@ -120,10 +120,10 @@ def replay(
     env: Environment = ctx.obj
     plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]
     plants = tables.leave_out_applications(plants, leave_out or [])
-    chosen, notes = _forecast(plants, gpu, workloads, _objective(**options))
-    setup = _setup(options, None, chosen)
-    more = _repeated(plants, setup, repeats)
-    _compare(env, plants, setup, ", ".join(f.name for f in files), options, (), notes, more)
+    chosen, notes = _forecast_plants(plants, gpu, workloads, _read_objective(**options))
+    setup = _make_setup(options, None, chosen)
+    more = _repeat_with_noise(plants, setup, repeats)
+    _compare_policies(env, plants, setup, ", ".join(f.name for f in files), options, (), notes, more)
 
 
 @manage_app.command()
@@ -142,7 +142,7 @@ def watch(
     from wattcast.measure.device_control import NvmlCard
 
     env: Environment = ctx.obj
-    seconds, goal = _period_s(period), _objective(**options)
+    seconds, goal = _period_s(period), _read_objective(**options)
     card = NvmlCard(device)
     card.open()
     try:
@@ -199,7 +199,7 @@ def run(
     from wattcast.measure.device_control import NvmlCard
 
     env: Environment = ctx.obj
-    goal = _objective(**options)
+    goal = _read_objective(**options)
     seconds = _period_s(period)
     if progress is not None and not progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
@@ -295,8 +295,8 @@ def daemon(
         env.stdout.write(print_unit())
         return
     scope = card_daemon.DaemonScope(
-        _range(clocks, "Hz", "--clocks"),
-        _range(limits, "W", "--limits"),
+        _parse_range(clocks, "Hz", "--clocks"),
+        _parse_range(limits, "W", "--limits"),
         None if locked is None else units.parse(locked, "Hz", "--locked"),
     )
     path, members = socket or card_daemon.SOCKET, find_group(group)
@@ -426,7 +426,7 @@ def _sm_count(name: str) -> int:
     return int(chip.sm_count)
 
 
-def _objective(
+def _read_objective(
     minimise: str, slowdown: str | None, latency: str | None = None, cap: str | None = None, **_: Any
 ) -> Objective:
     from wattcast.manage.search_problem import Goal, Objective
@@ -463,7 +463,7 @@ def _period_s(text: str) -> float:
     return seconds
 
 
-def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:
+def _parse_range(text: str | None, unit: str, where: str) -> tuple[float, float]:
     if text is None:
         return 0.0, float("inf")
     ends = [units.parse(part, unit, where) for part in text.split(":")]
@@ -472,16 +472,18 @@ def _range(text: str | None, unit: str, where: str) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def _setup(options: dict[str, Any], model: Any, forecast: Any = None) -> PolicySetup:
+def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> PolicySetup:
     from wattcast.manage.plants import MeasurementNoise
     from wattcast.manage.policies import PolicySetup
 
     share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
     noise = MeasurementNoise(share, share) if share else None
-    return PolicySetup(_objective(**options), model=model, forecast=forecast or {}, noise=noise, seed=options["seed"])
+    return PolicySetup(
+        _read_objective(**options), model=model, forecast=forecast or {}, noise=noise, seed=options["seed"]
+    )
 
 
-def _forecast(
+def _forecast_plants(
     plants: list[PlantTables], gpu: str | None, workloads: Path | None, goal: Objective
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     from wattcast.manage import clock_forecast
@@ -505,7 +507,7 @@ def _forecast(
     return chosen, list(dict.fromkeys(notes))
 
 
-def _compare(
+def _compare_policies(
     env: Environment,
     plants: list[PlantTables],
     setup: PolicySetup,
@@ -533,7 +535,7 @@ def _compare(
         env.say(line)
 
 
-def _repeated(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, Any]:
+def _repeat_with_noise(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, Any]:
     from wattcast.manage.policy_comparison import count_worse_runs
 
     if not repeats:

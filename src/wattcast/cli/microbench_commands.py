@@ -51,18 +51,18 @@ def microbench(
     if drawn.any and (show is None or table is not None):
         raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
     if against is not None:
-        _compare(ctx.obj, show, against, drawn, json)
+        _compare_results(ctx.obj, show, against, drawn, json)
         return
     if show is not None:
         if table is not None:
-            _table(ctx.obj, show, gpu, table)
+            _write_table(ctx.obj, show, gpu, table)
         else:
-            _show(ctx.obj, show, gpu, drawn, write, json)
+            _show_results(ctx.obj, show, gpu, drawn, write, json)
         return
     print_result(ctx.obj, microbench_sessions.microbench(**options), json)
 
 
-def _compare(env: Environment, show: str | None, against: str, drawn: FigureOptions, json: bool) -> None:
+def _compare_results(env: Environment, show: str | None, against: str, drawn: FigureOptions, json: bool) -> None:
     from wattcast.microbench.microbench_report import compare_results, draw_comparison, make_comparison_table
     from wattcast.microbench.microbench_results import read_results, read_shipped_results
     from wattcast.predictor.api import find_gpu
@@ -85,7 +85,9 @@ def _compare(env: Environment, show: str | None, against: str, drawn: FigureOpti
 multimedia = make_command(microbench_sessions.multimedia)
 
 
-def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, write: Path | None, json: bool) -> None:
+def _show_results(
+    env: Environment, show: str, gpu_name: str, drawn: FigureOptions, write: Path | None, json: bool
+) -> None:
     from wattcast.microbench import microbench_report as report
     from wattcast.microbench.benchmark_suite import list_benchmarks
     from wattcast.microbench.microbench_results import (
@@ -122,7 +124,7 @@ def _show(env: Environment, show: str, gpu_name: str, drawn: FigureOptions, writ
         env.say(f"not measured, or by an older kernel: {', '.join(again)}")
 
 
-def _table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
+def _write_table(env: Environment, show: str, gpu_name: str, table: Path) -> None:
     import csv
     import io
 

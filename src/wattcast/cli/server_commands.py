@@ -83,8 +83,8 @@ def prometheus(
 
     env: Environment = ctx.obj
     parse_amount(slowdown, "", "--slowdown")
-    models = _models(workload or [], gpu, slowdown, options)
-    cards = _cards(env, source, interval, idle_interval, bool(models))
+    models = _predict_workloads(workload or [], gpu, slowdown, options)
+    cards = _find_cards(env, source, interval, idle_interval, bool(models))
     if once:
         env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
         return
@@ -101,7 +101,9 @@ def prometheus(
             closing.join(1.0)  # a driver that hangs closes with the process
 
 
-def _models(workloads: list[str], gpu: str | None, slowdown: str, options: dict[str, Any]) -> list[ModelledWorkload]:
+def _predict_workloads(
+    workloads: list[str], gpu: str | None, slowdown: str, options: dict[str, Any]
+) -> list[ModelledWorkload]:
     from wattcast.predictor import api
     from wattcast.web.metrics_exporter import model_workload
 
@@ -113,7 +115,7 @@ def _models(workloads: list[str], gpu: str | None, slowdown: str, options: dict[
     return [model_workload(work, chip, api.predict(work, chip, **options), slowdown, **options) for work in workloads]
 
 
-def _cards(env: Environment, source: str, interval: str, idle_interval: str, enough: bool) -> list[WatchedCard]:
+def _find_cards(env: Environment, source: str, interval: str, idle_interval: str, enough: bool) -> list[WatchedCard]:
     """Return the machine's cards; where there is a prediction to show, none is needed."""
     from wattcast.web.metrics_exporter import find_cards
 

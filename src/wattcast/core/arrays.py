@@ -88,7 +88,7 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     if ranked.shape[1] == 2:
         best_before = np.minimum.accumulate(np.concatenate([[np.inf], ranked[:-1, 1]]))
         return order[ranked[:, 1] < best_before].astype(np.int64)
-    return order[_undominated(ranked)].astype(np.int64)
+    return order[_find_undominated(ranked)].astype(np.int64)
 
 
 def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
@@ -97,7 +97,7 @@ def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[st
     return {name: values[rows] for name, values in columns.items()}
 
 
-def _undominated(ranked: Array) -> npt.NDArray[np.int64]:
+def _find_undominated(ranked: Array) -> npt.NDArray[np.int64]:
     """Return rows that nothing dominates, for rows in lexicographic order: only an earlier row can dominate one."""
     left = np.arange(len(ranked))
     kept = []

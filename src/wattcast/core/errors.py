@@ -75,12 +75,12 @@ class Refused(WattcastError):
 
 def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
     """Return the error ``where: expected wanted, got found. do``, the sentence that all readers share."""
-    return BadInput(_sentence(where, wanted, found, do))
+    return BadInput(_make_sentence(where, wanted, found, do))
 
 
 def bad_unit(where: str, wanted: str, found: object, do: str = "") -> UnitError:
     """Return the error of ``bad_value`` as one of units."""
-    return UnitError(_sentence(where, wanted, found, do))
+    return UnitError(_make_sentence(where, wanted, found, do))
 
 
 def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> UnknownName:
@@ -106,7 +106,7 @@ def clip_text(text: object, most: int = 80) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def _sentence(where: str, wanted: str, found: object, do: str) -> str:
+def _make_sentence(where: str, wanted: str, found: object, do: str) -> str:
     shown = repr(clip_text(found)) if isinstance(found, str) else clip_text(found)
     return f"{where}: expected {wanted}, got {shown}.{' ' + do if do else ''}"
 

@@ -215,7 +215,7 @@ def append_rows(path: Path, rows: Iterable[Plain]) -> None:
 def row_to_plain(row: Record | Plain) -> Plain:
     """Return a row as a mapping ready for JSON; empty fields and NaN are left out."""
     plain = row if isinstance(row, dict) else {"record": _RECORD[type(row)], **asdict(row)}
-    return {name: value for name, value in plain.items() if not _empty(value)}
+    return {name: value for name, value in plain.items() if not _is_empty(value)}
 
 
 def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") -> T:
@@ -227,7 +227,7 @@ def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") 
             continue
         if name not in known:
             raise unknown_name("field", name, known, f"Found in {where}.")
-        values[name] = _tuples(value) if str(known[name].type).startswith("tuple") else value
+        values[name] = _to_tuples(value) if str(known[name].type).startswith("tuple") else value
     try:
         return kind(**values)
     except TypeError as error:
@@ -261,13 +261,13 @@ def _is_torn(line: bytes) -> bool:
     return b'"' in outside or outside.count(b"{") + outside.count(b"[") > outside.count(b"}") + outside.count(b"]")
 
 
-def _empty(value: object) -> bool:
+def _is_empty(value: object) -> bool:
     nan = isinstance(value, float) and not math.isfinite(value)
     return value is None or nan or value == "" or value == () or value == {}
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 RECORDS: dict[str, type] = {  # by the word that a line says
@@ -297,7 +297,7 @@ _CHECKSUM = "wattcast.sha256"
 
 def read_table(path: Path) -> list[Plain]:
     """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
-    polars = _polars()
+    polars = _import_polars()
     try:
         data = path.read_bytes()
         wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)
@@ -320,7 +320,7 @@ def write_table(path: Path, rows: list[Plain]) -> None:
     flat = [
         {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
     ]
-    table = _polars().DataFrame(flat, infer_schema_length=None)
+    table = _import_polars().DataFrame(flat, infer_schema_length=None)
     plain, checked = io.BytesIO(), io.BytesIO()
     table.write_parquet(plain, compression="zstd", compression_level=15)
     checksum = {_CHECKSUM: _columns_checksum(plain.getvalue())}
@@ -333,7 +333,7 @@ def _columns_checksum(data: bytes) -> str:
     return hashlib.sha256(data[: max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)]).hexdigest()
 
 
-def _polars() -> Any:
+def _import_polars() -> Any:
     try:
         import polars
     except ImportError:

@@ -70,7 +70,7 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(where, str(error), kind) from None
+        raise _explain_error(where, str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{where}: not valid JSON ({clip_text(str(error), 200)}). Is the file complete?") from None
     except RecursionError:  # the decoder counts its own depth against the interpreter's limit
@@ -96,13 +96,13 @@ def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
 
 def convert_plain(plain: object, kind: type[T], where: str) -> T:
     """Return plain mappings and lists as ``kind``, checked as the readers check files."""
-    for path, number in _floats(plain, ""):
+    for path, number in _walk_floats(plain, ""):
         if not math.isfinite(number):
             raise bad_value(f"{where}: {path}", "a finite number", number)
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise _explain(where, str(error), kind) from None
+        raise _explain_error(where, str(error), kind) from None
 
 
 def _check_events(text: str, where: str) -> None:
@@ -141,18 +141,18 @@ def _strict_loader() -> type:
     return StrictLoader
 
 
-def _floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
+def _walk_floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
     if isinstance(plain, float):
         yield path.lstrip("."), plain
     elif isinstance(plain, dict):
         for key, value in plain.items():
-            yield from _floats(value, f"{path}.{key}")
+            yield from _walk_floats(value, f"{path}.{key}")
     elif isinstance(plain, list):
         for index, value in enumerate(plain):
-            yield from _floats(value, f"{path}[{index}]")
+            yield from _walk_floats(value, f"{path}[{index}]")
 
 
-def _explain(where: str, message: str, kind: type) -> BadInput:
+def _explain_error(where: str, message: str, kind: type) -> BadInput:
     """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest known key."""
     said, _, at = message.partition(" - at `")
     path = at.rstrip("`").removeprefix("$").lstrip(".")
@@ -168,18 +168,18 @@ def _explain(where: str, message: str, kind: type) -> BadInput:
 def _field_names(kind: type, seen: frozenset[type] = frozenset()) -> set[str]:
     """Return all field names of a Struct and of the Structs inside it."""
     names: set[str] = set()
-    for struct in _structs(kind):
+    for struct in _walk_structs(kind):
         if struct not in seen:
             for field in msgspec.structs.fields(struct):
                 names |= {field.encode_name} | _field_names(field.type, seen | {struct})
     return names
 
 
-def _structs(kind: Any) -> Iterator[Any]:
+def _walk_structs(kind: Any) -> Iterator[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         yield kind
     for inner in getattr(kind, "__args__", ()):
-        yield from _structs(inner)
+        yield from _walk_structs(inner)
 
 
 class FitStatus(StrEnum):

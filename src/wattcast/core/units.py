@@ -132,8 +132,8 @@ def factor(unit: str) -> tuple[str, float] | None:
     """
     names: list[str] = []
     scale = 1.0
-    for position, piece in enumerate(_expand(unit).split("/")):
-        found = _symbol(piece.strip())
+    for position, piece in enumerate(_expand_unit(unit).split("/")):
+        found = _find_symbol(piece.strip())
         if found is None:
             return None
         name, by = found
@@ -172,14 +172,14 @@ _SHOWN = {
 }
 
 
-def _expand(unit: str) -> str:
+def _expand_unit(unit: str) -> str:
     for short, full in _ALIASES.items():
         if unit.endswith(short):
             return unit[: len(unit) - len(short)] + full
     return unit
 
 
-def _symbol(piece: str) -> tuple[str, float] | None:
+def _find_symbol(piece: str) -> tuple[str, float] | None:
     if piece == "":
         return "", 1.0
     for symbol, (name, by, prefixes) in _SYMBOLS.items():

@@ -76,8 +76,8 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
             PUBLISHED_ERROR,
             3.0,
             2.0,
-            back_to_back=_round(error([p for p in media if not p.name.endswith(AT_RATE)])),
-            at_a_frame_rate=_round(error([p for p in media if p.name.endswith(AT_RATE)])),
+            back_to_back=_round_percent(error([p for p in media if not p.name.endswith(AT_RATE)])),
+            at_a_frame_rate=_round_percent(error([p for p in media if p.name.endswith(AT_RATE)])),
             worst=f"{worst.name} {worst.off_percent:+.1f} %",
         ),
         make_ledger_row(
@@ -91,11 +91,14 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         ),
     ]
     for p in dct_savings(fit):
-        watts: LedgerRow = {"measured_w": _round(p.measured), "predicted_w": _round(p.predicted)}
+        watts: LedgerRow = {"measured_w": _round_percent(p.measured), "predicted_w": _round_percent(p.predicted)}
         where, off = f"{card} DCT at a fixed frame rate", abs(p.off_percent)
         rows.append(make_ledger_row(where, f"saving, {p.name}", 1, off, must=30.0, aim=10.0, **watts))
     for p in kernel_energies_above_idle(fit):
-        joules: LedgerRow = {"measured_mj": _round(1e3 * p.measured), "predicted_mj": _round(1e3 * p.predicted)}
+        joules: LedgerRow = {
+            "measured_mj": _round_percent(1e3 * p.measured),
+            "predicted_mj": _round_percent(1e3 * p.predicted),
+        }
         where = f"{card} kernel beside moving frames"
         rows.append(make_ledger_row(where, f"energy of {p.name}", 1, abs(p.off_percent), **joules))
     # under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find them in L2
@@ -109,7 +112,7 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         families: LedgerRow = {}
         for family in np.unique(found.family[kept]):
             mine = found.family[kept] == family
-            families[str(family)] = _round(mean_percent_error(predicted[mine], measured[mine]))
+            families[str(family)] = _round_percent(mean_percent_error(predicted[mine], measured[mine]))
         rows.append(
             make_ledger_row(
                 f"{card} counted operators, other cards, trained on microbenchmarks only",
@@ -117,7 +120,7 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
                 measured.size,
                 mean_percent_error(predicted, measured),
                 floor(measured),
-                one_factor_a_card=_round(mean_percent_error(corrected, measured)),
+                one_factor_a_card=_round_percent(mean_percent_error(corrected, measured)),
                 factors=", ".join(f"{value:.2f}" for value in factor.values()),
                 **families,
             )
@@ -125,7 +128,7 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
     return rows
 
 
-def _round(value: float | None) -> float | None:
+def _round_percent(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 

@@ -53,7 +53,7 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     gram = fit.grams.summed(train)
     total = (gram[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
     rail_terms.check_rank(total, fit.design.names, table.name)
-    covariance, free = _covariance(fit, train)
+    covariance, free = _estimate_covariance(fit, train)
     width = fit.grams.width
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     factor = interval_factor(int(train.sum()) - 1)
@@ -73,7 +73,7 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     return FitDiagnosis(tuple(costs), number, voltage_error, tuple(words))
 
 
-def _covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
+def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     """Return the clustered covariance of costs and voltage rises, and which of them are free.
 
     Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of benchmark b; zero for
@@ -195,7 +195,9 @@ def try_training_clocks(
     sizes = [
         (a, b) for a in (*CLOCK_COUNTS, core.size) for b in (1, 2, memory.size) if a <= core.size and b <= memory.size
     ]
-    subsets = dict.fromkeys((_spread(core, a, reference[0]), _spread(memory, b, reference[1])) for a, b in sizes)
+    subsets = dict.fromkeys(
+        (_spread_clocks(core, a, reference[0]), _spread_clocks(memory, b, reference[1])) for a, b in sizes
+    )
     out = []
     for core_hz, memory_hz in subsets:
         clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)
@@ -261,7 +263,7 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     return sorted(out, key=lambda candidate: -candidate.variance)
 
 
-def _spread(clocks: Array, count: int, reference: float) -> tuple[float, ...]:
+def _spread_clocks(clocks: Array, count: int, reference: float) -> tuple[float, ...]:
     """Choose ``count`` clocks: the reference, the farthest extreme, the others evenly between."""
     at = int(np.abs(clocks - reference).argmin())
     if count == 1:

@@ -252,10 +252,10 @@ def draw_pareto_front(done: SweepResult) -> Figure:
     figure, axes = new_axes(7.0, 5.0)
     shown = done.summary.shown
     grey: dict[str, Any] = {"color": MODULE_COLOURS["static"], "alpha": 0.5}
-    axes.plot(_scaled(x, shown[x]), _scaled(y, shown[y]), ".", ms=2, label="points", **grey)
+    axes.plot(_scale_column(x, shown[x]), _scale_column(y, shown[y]), ".", ms=2, label="points", **grey)
     best = done.summary.front
     style = "-" if len(done.objectives) == 2 else "."
-    axes.plot(_scaled(x, best[x]), _scaled(y, best[y]), style, color=PREDICTED, label="Pareto front")
+    axes.plot(_scale_column(x, best[x]), _scale_column(y, best[y]), style, color=PREDICTED, label="Pareto front")
     axes.legend(frameon=False)
     return _label_sweep(figure, done, x, y)
 
@@ -275,10 +275,10 @@ def draw_heat_map(done: SweepResult, columns: Sequence[str]) -> Figure:
     if across.size * lines.size > 250_000:
         raise bad_value("heat map", "two axes of a grid", f"{across.size} by {lines.size} different values")
     least = np.full((lines.size, across.size), np.inf)
-    np.minimum.at(least, (at_y, at_x), _scaled(value, shown[value]))
+    np.minimum.at(least, (at_y, at_x), _scale_column(value, shown[value]))
     figure, axes = new_axes(7.0, 5.0)
     seen = np.ma.masked_invalid(least)
-    mesh = axes.pcolormesh(_scaled(x, across), _scaled(y, lines), seen, shading="nearest", cmap="cividis")
+    mesh = axes.pcolormesh(_scale_column(x, across), _scale_column(y, lines), seen, shading="nearest", cmap="cividis")
     figure.colorbar(mesh, label=f"Least {axis_label(value).lower() if value != 'energy_j' else 'energy (J)'}")
     return _label_sweep(figure, done, x, y)
 
@@ -291,7 +291,7 @@ def draw_curves(
     for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
         for index, (name, columns) in enumerate(found.items()):
             colour = SERIES_COLOURS[index % 8]
-            axes.plot(_scaled(x, columns[x]), _scaled(value, columns[value]), color=colour, label=name)
+            axes.plot(_scale_column(x, columns[x]), _scale_column(value, columns[value]), color=colour, label=name)
         axes.set(xlabel=axis_label(x), ylabel=axis_label(value))
     axes.legend(frameon=False)
     return add_caption(figure, caption)
@@ -330,7 +330,7 @@ def axis_label(column: str) -> str:
     return _LABEL.get(column, (column, 1.0))[0]
 
 
-def _scaled(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _scale_column(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(values) * _LABEL.get(column, (column, 1.0))[1]
 
 

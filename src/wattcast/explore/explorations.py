@@ -228,7 +228,7 @@ def explore(
         )
         raise BadInput(f"none of the {len(points)} combinations can be run: {'; '.join(list(reasons)[:3])}")
     if axes == ("gpu",):
-        points.sort(key=_rank)
+        points.sort(key=_rank_gpu)
     within, bound = _find_within(points, slowdown, latency)
     best, bolder = {}, {}
     for objective, column in OBJECTIVE_COLUMNS.items():
@@ -254,7 +254,7 @@ def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
     return chips
 
 
-def _rank(point: Alternative) -> tuple[bool, bool, float]:
+def _rank_gpu(point: Alternative) -> tuple[bool, bool, float]:
     """Order GPUs: those that fit by energy, then those with too little memory, then those that cannot run it."""
     results = point.results
     return not results, results.get("fits") is False, float(results.get("energy_j_per_request", 0.0))

@@ -144,7 +144,7 @@ def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
     """Return the best assignment; the error says which constraint stands in the way where there is none."""
     if aim not in list(FleetAim):
         raise unknown_name("aim", aim, list(FleetAim), f"Known: {', '.join(FleetAim)}.")
-    columns, notes = _columns(fleet)
+    columns, notes = _list_columns(fleet)
     base_w = np.array(
         [float(idle_power_w(bundle_for(gpu), list_settable_clocks(gpu)[:1])[0]) for gpu, _ in fleet.gpus]
     )
@@ -152,21 +152,21 @@ def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
         raise BadInput(f"power: the GPUs draw {idle} idle, more than the budget of {units.show(fleet.power_w, 'W')}.")
-    solved = _solve(fleet, columns, base_w, FleetAim(aim), fleet.power_w)
+    solved = _solve_assignment(fleet, columns, base_w, FleetAim(aim), fleet.power_w)
     if solved is None:
         # The error that rates cannot be met: how much of them can be, and whether power or GPUs bind
-        free = _solve(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
+        free = _solve_assignment(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
         asked = np.array([d.rate_per_s for d in fleet.demands])
         share = float((_served_per_s(fleet, columns, free[1]) / asked).min()) if free is not None else 0.0
-        if _solve(fleet, columns, base_w, FleetAim.ENERGY, np.inf) is not None:
+        if _solve_assignment(fleet, columns, base_w, FleetAim.ENERGY, np.inf) is not None:
             what = f"power: {units.show(fleet.power_w, 'W')} is too little, with more these GPUs would do"
         else:
             what = "GPUs: there are too few, whatever the power"
         raise BadInput(f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served.")
-    return _assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
+    return _make_assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
 
 
-def _columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
+def _list_columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
     """Return every workload on every GPU at the clocks on the front of speed and power."""
     columns: list[_Column] = []
     notes: list[str] = []
@@ -195,7 +195,7 @@ def _columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
     return columns, tuple(dict.fromkeys(notes))
 
 
-def _solve(
+def _solve_assignment(
     fleet: Fleet, columns: list[_Column], base_w: Array, aim: FleetAim, power_w: float
 ) -> tuple[Array, Array] | None:
     """Return the GPUs given and the GPUs' worth of busy time in each column; None where there is no solution."""
@@ -250,7 +250,7 @@ def _served_per_s(fleet: Fleet, columns: list[_Column], busy: Array) -> Array:
     return served
 
 
-def _assignment(
+def _make_assignment(
     fleet: Fleet,
     columns: list[_Column],
     base_w: Array,

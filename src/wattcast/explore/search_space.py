@@ -234,28 +234,30 @@ class SearchSpace:
     def points(self, start: int, stop: int) -> dict[str, Array]:
         """Return the values of points ``start`` to ``stop``, by column."""
         if self.method is SamplingMethod.GRID:
-            return self._grid(np.arange(start, stop))
-        share = self._random(start, stop) if self.method is SamplingMethod.RANDOM else self._sobol(start, stop)
+            return self._pick_grid(np.arange(start, stop))
+        share = (
+            self._draw_random(start, stop) if self.method is SamplingMethod.RANDOM else self._draw_sobol(start, stop)
+        )
         return {axis.field.column: axis.pick_values(share[:, i]) for i, axis in enumerate(self.axes)}
 
     def spread_points(self, most: int) -> dict[str, Array]:
         """Return at most that many points, spread over the space."""
         if self.method is not SamplingMethod.GRID or self.size <= most:
             return self.points(0, min(self.size, most))
-        return self._grid(np.random.default_rng(self.seed).integers(0, self.size, most))
+        return self._pick_grid(np.random.default_rng(self.seed).integers(0, self.size, most))
 
-    def _grid(self, number: npt.NDArray[np.int64]) -> dict[str, Array]:
+    def _pick_grid(self, number: npt.NDArray[np.int64]) -> dict[str, Array]:
         index = np.unravel_index(number, tuple(axis.values.size for axis in self.axes))
         return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
 
-    def _random(self, start: int, stop: int) -> Array:
+    def _draw_random(self, start: int, stop: int) -> Array:
         """Draw uniform shares in numbered blocks, so that any range of points can be drawn alone."""
         first, last = start // _BLOCK, -(-stop // _BLOCK)
         count = len(self.axes)
         drawn = [np.random.default_rng([self.seed, block]).random((_BLOCK, count)) for block in range(first, last)]
         return np.concatenate(drawn)[start - first * _BLOCK : stop - first * _BLOCK]
 
-    def _sobol(self, start: int, stop: int) -> Array:
+    def _draw_sobol(self, start: int, stop: int) -> Array:
         """Draw a scrambled Sobol sequence [Sobol1967; Owen1998]."""
         try:
             from scipy.stats import qmc

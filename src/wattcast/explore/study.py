@@ -27,7 +27,7 @@ from wattcast.workload.graph import Graph, count_operators
 def hash_value(value: Any) -> str:
     """Hash everything that decides results; equal values have equal hashes in every process."""
     hashed = hashlib.sha256()
-    _feed(hashed, value)
+    _feed_hash(hashed, value)
     return hashed.hexdigest()
 
 
@@ -51,20 +51,20 @@ class _Pickler(pickle.Pickler):
         """Return how to make a value again; ``NotImplemented`` pickles it as usual."""
         if not is_dataclass(value) or isinstance(value, type):
             return NotImplemented
-        return _made, (type(value), _deciding(value))
+        return _make_again, (type(value), _list_deciding_fields(value))
 
 
-def _made(kind: type, given: dict[str, Any]) -> Any:
+def _make_again(kind: type, given: dict[str, Any]) -> Any:
     return kind(**given)
 
 
-def _deciding(value: Any) -> dict[str, Any]:
+def _list_deciding_fields(value: Any) -> dict[str, Any]:
     """Return the fields a dataclass is made from, without private ones."""
     names = (item.name for item in fields(value) if item.init and not item.name.startswith("_"))
     return {name: getattr(value, name) for name in names}
 
 
-def _feed(hashed: Any, value: Any) -> None:
+def _feed_hash(hashed: Any, value: Any) -> None:
     """Feed every field of a value into a hash, arrays by their bytes."""
     hashed.update(type(value).__name__.encode())
     if isinstance(value, np.ndarray):
@@ -72,16 +72,16 @@ def _feed(hashed: Any, value: Any) -> None:
     elif isinstance(value, Enum):
         hashed.update(str(value.value).encode())
     elif is_dataclass(value):
-        for name, item in _deciding(value).items():
+        for name, item in _list_deciding_fields(value).items():
             hashed.update(name.encode())
-            _feed(hashed, item)
+            _feed_hash(hashed, item)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             hashed.update(str(key).encode())
-            _feed(hashed, value[key])
+            _feed_hash(hashed, value[key])
     elif isinstance(value, (tuple, list)):
         for item in value:
-            _feed(hashed, item)
+            _feed_hash(hashed, item)
     else:
         hashed.update(repr(value).encode() + b";")
 
@@ -142,16 +142,16 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
     Points whose power at the clock asked for is within the limit are done after one step; only the others go through
     the governor. The governor does the same with each point alone, so results are those of single predictions.
     """
-    result = _chunked(_asked, study, columns)
+    result = _evaluate_in_chunks(_evaluate_asked_clock, study, columns)
     rows = np.flatnonzero(result["capped"])
     if rows.size:
         over = {name: values[rows] for name, values in columns.items()}
-        for name, values in _chunked(_governed, study, over).items():
+        for name, values in _evaluate_in_chunks(_evaluate_governed, study, over).items():
             result[name][rows] = values
     return result
 
 
-def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
+def _evaluate_in_chunks(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
     """Apply ``step`` to a few points at a time; a value that is the same for all is repeated for each."""
     size = len(next(iter(columns.values())))
     count = max(CELLS // len(count_operators(study.graph)), 1)
@@ -166,7 +166,7 @@ def _chunked(step: Callable[[Study, Columns], Columns], study: Study, columns: C
     return result
 
 
-def _asked(study: Study, columns: Columns) -> Columns:
+def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     """Evaluate each point at the clock asked for, and tell whether that takes too much power."""
     chip, at, bundle = configure_points(study, columns)
     timeline = analyse_graph(study.graph, chip, bundle)
@@ -222,7 +222,7 @@ def find_unused_fields(study: Study) -> list[str]:
     return unused
 
 
-def _governed(study: Study, columns: Columns) -> Columns:
+def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     """Evaluate points where the governor lowers the clock; return the columns that change."""
     chip, at, bundle = configure_points(study, columns)
     timeline = analyse_graph(study.graph, chip, bundle)

@@ -158,7 +158,7 @@ def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
 
 
-def _json(paths: list[Path], out: Path) -> None:
+def _write_json_parts(paths: list[Path], out: Path) -> None:
     """Write a list of objects, one part at a time."""
     with out.open("wb") as stream:
         stream.write(b"[")
@@ -175,7 +175,7 @@ _WRITERS: dict[str, Callable[[list[Path], Path], Any]] = {
         import_polars().scan_parquet(paths).sink_parquet(out, compression="zstd", compression_level=1)
     ),
     ".csv": lambda paths, out: import_polars().scan_parquet(paths).sink_csv(out),
-    ".json": _json,
+    ".json": _write_json_parts,
 }
 
 
@@ -243,10 +243,10 @@ class SweepWork:
 
     def summarise(self, columns: Columns) -> SweepSummary:
         """Keep a few points of a part."""
-        chosen = _scattered(columns["point"], SHOWN / self.study.space.size)
+        chosen = _choose_scattered(columns["point"], SHOWN / self.study.space.size)
         shown = {name: values[chosen] for name, values in columns.items()}
         return SweepSummary(
-            len(columns["point"]), arrays.pareto_rows(columns, self.objectives), _best(columns), shown
+            len(columns["point"]), arrays.pareto_rows(columns, self.objectives), _find_best(columns), shown
         )
 
 
@@ -277,8 +277,8 @@ def run_sweep(
             raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
     if len(objectives) < 2 or len(set(objectives)) != len(objectives):
         raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
-    wanted, notes = tuple(objectives), _notes(study)
-    store = None if out is None else open_store(out, study.digest(), _about(study), size, part_points)
+    wanted, notes = tuple(objectives), _list_notes(study)
+    store = None if out is None else open_store(out, study.digest(), _describe_study(study), size, part_points)
     work = SweepWork(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
     summaries = deque(work.summarise(store.read(index)) for index in sorted(done)) if store else deque()
@@ -289,14 +289,14 @@ def run_sweep(
         if store and part.data is not None:
             store.write(part.index, part.data)
         summaries.append(part.summary)
-        summaries = deque([_merged(summaries, work.objectives)])
+        summaries = deque([_merge_summaries(summaries, work.objectives)])
         start, stop = work.part_range(part.index)
         count += stop - start
         if progress:
             progress(count, size)
-    summary = _merged(summaries, work.objectives)
+    summary = _merge_summaries(summaries, work.objectives)
     if summary.kept == 0:
-        raise _impossible(study)
+        raise _no_point_error(study)
     if store:
         store.join(work.part_count)
     return SweepResult(study, size, work.objectives, summary, notes, len(done))
@@ -348,7 +348,7 @@ def _run_on_pool(
 _RUN_AGAIN = "What is finished is kept; run the same command again."
 
 
-def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
+def _choose_scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
     """Choose about this share of all points by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
 
     Every n-th point would fall into step with the axes of a grid and show few of their values.
@@ -357,7 +357,7 @@ def _scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.boo
     return np.asarray(hashed < share * 2.0**32)
 
 
-def _notes(study: Study) -> tuple[str, ...]:
+def _list_notes(study: Study) -> tuple[str, ...]:
     """List what a sweep assumes beyond what each prediction does."""
     notes = [
         f"{name}: changes nothing, with the other fields in the middle of their values: the models of this "
@@ -371,13 +371,13 @@ def _notes(study: Study) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _about(study: Study) -> str:
+def _describe_study(study: Study) -> str:
     axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
     how = study.space.method if not study.space.samples else f"{study.space.method}:{study.space.samples}"
     return f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
 
 
-def _best(columns: Columns) -> Columns:
+def _find_best(columns: Columns) -> Columns:
     """Return the rows of least latency, least power and least energy; of equal ones the first point."""
     if not len(columns["point"]):
         return columns
@@ -385,26 +385,26 @@ def _best(columns: Columns) -> Columns:
     return {name: values[order] for name, values in columns.items()}
 
 
-def _merged(summaries: Iterable[SweepSummary], objectives: tuple[str, ...]) -> SweepSummary:
+def _merge_summaries(summaries: Iterable[SweepSummary], objectives: tuple[str, ...]) -> SweepSummary:
     """Merge summaries; the order in which they came does not matter."""
     several = list(summaries)
     if len(several) == 1:
         return several[0]
     return SweepSummary(
         sum(s.kept for s in several),
-        arrays.pareto_rows(_joined([s.front for s in several]), objectives),
-        _best(_joined([s.best for s in several])),
-        _joined([s.shown for s in several]),
+        arrays.pareto_rows(_join_tables([s.front for s in several]), objectives),
+        _find_best(_join_tables([s.best for s in several])),
+        _join_tables([s.shown for s in several]),
     )
 
 
-def _joined(tables: Sequence[Columns]) -> Columns:
+def _join_tables(tables: Sequence[Columns]) -> Columns:
     joined = {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
     order = np.argsort(joined["point"], kind="stable")
     return {name: values[order] for name, values in joined.items()}
 
 
-def _impossible(study: Study) -> WattcastError:
+def _no_point_error(study: Study) -> WattcastError:
     """Return the error that no point is left, saying which constraint binds, from points spread over the space."""
     size = study.space.size
     points = study.space.spread_points(2_000)

@@ -146,14 +146,14 @@ def fit_scaling(
     runs: MeasuredKernels, constraints: FitConstraints = SCALING_CONSTRAINTS, shortest_s: float = SHORTEST_KERNEL_S
 ) -> ComponentFit:
     """Fit factors of components' watts; 1 leaves the model as it stands."""
-    return _fit(runs, constraints, shortest_s, np.ones(len(runs.names)))
+    return _fit_kept_kernels(runs, constraints, shortest_s, np.ones(len(runs.names)))
 
 
 def fit_energies(
     runs: MeasuredKernels, constraints: FitConstraints = ENERGY_CONSTRAINTS, shortest_s: float = SHORTEST_KERNEL_S
 ) -> ComponentFit:
     """Fit joules per event to rates, such as DRAM's precharge, read and write (manual, section 2.2.8)."""
-    return _fit(runs, constraints, shortest_s, np.zeros(len(runs.names)))
+    return _fit_kept_kernels(runs, constraints, shortest_s, np.zeros(len(runs.names)))
 
 
 def mean_error_percent(predicted: Array, measured: Array) -> float:
@@ -161,7 +161,9 @@ def mean_error_percent(predicted: Array, measured: Array) -> float:
     return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
 
 
-def _fit(runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float, start: Array) -> ComponentFit:
+def _fit_kept_kernels(
+    runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float, start: Array
+) -> ComponentFit:
     kept = np.ones(len(runs.kernels), dtype=np.bool_)
     if runs.duration_s is not None:
         kept = np.asarray(runs.duration_s >= shortest_s)

@@ -177,7 +177,7 @@ def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
         counts = [float(value) for value in count_accesses(numbers).values()]
         clock_hz, level = numbers["effective_clock_hz"], numbers["relative_voltage"]
         rows.append((name, "microbenchmark", numbers["watts"], numbers["seconds"], clock_hz, level, active, counts))
-    return _stack(rows)
+    return _make_launches(rows)
 
 
 def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict[str, float]]]]:
@@ -218,10 +218,10 @@ def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
         active = min(sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0)
         level = profiler_counters.bundle_voltage(gpu, row["sm_clock_hz"])
         rows.append((row["spec"], row["family"], row["power_w"], seconds, clock_hz, level, active, counts))
-    return _stack(rows)
+    return _make_launches(rows)
 
 
-def _stack(rows: Iterable[tuple[object, ...]]) -> CountedLaunches:
+def _make_launches(rows: Iterable[tuple[object, ...]]) -> CountedLaunches:
     names, families, *numbers = zip(*rows, strict=True)
     return CountedLaunches(tuple(map(str, names)), tuple(map(str, families)), *map(np.array, numbers))
 

@@ -92,7 +92,7 @@ _NUMBERS = {
 _NEEDED = ("sm_count", "memory.capacity", "memory.bandwidth", "clocks.boost", "clocks.max", "power.limit")
 
 
-def _group(name: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
+def _make_group_type(name: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
     """Return the type of a mapping in the file: a leaf for each of its numbers, and other keys."""
     leaves = [(key.rpartition(".")[2], _Leaf) for key in _NUMBERS if key.startswith(f"{name}.")]
     return msgspec.defstruct(f"_{name.title()}", [*leaves, *others], forbid_unknown_fields=True)
@@ -106,13 +106,13 @@ _GpuFile = msgspec.defstruct(
         ("process", _Leaf),
         ("sources", dict[str, str]),
         ("sm_count", _Leaf),
-        ("pipes", _group("pipes", ("cuda_per_cycle_sm", _Rates), ("tensor_per_cycle_sm", _Rates, {}))),
-        ("sm", _group("sm")),
-        ("l2", _group("l2")),
-        ("memory", _group("memory", ("kind", _Leaf))),
-        ("links", _group("links")),
-        ("clocks", _group("clocks", ("memory", list[_Leaf], []))),
-        ("power", _group("power", ("idle", _CurveLeaf), ("voltage", _CurveLeaf))),
+        ("pipes", _make_group_type("pipes", ("cuda_per_cycle_sm", _Rates), ("tensor_per_cycle_sm", _Rates, {}))),
+        ("sm", _make_group_type("sm")),
+        ("l2", _make_group_type("l2")),
+        ("memory", _make_group_type("memory", ("kind", _Leaf))),
+        ("links", _make_group_type("links")),
+        ("clocks", _make_group_type("clocks", ("memory", list[_Leaf], []))),
+        ("power", _make_group_type("power", ("idle", _CurveLeaf), ("voltage", _CurveLeaf))),
         ("use", CardUse, CardUse.DATA_CENTRE),
     ],
     forbid_unknown_fields=True,
@@ -120,7 +120,7 @@ _GpuFile = msgspec.defstruct(
 
 
 def _list_files(folder: str) -> list[str]:
-    found = (path.name for path in _folder(folder).iterdir() if path.name.endswith(".yaml"))
+    found = (path.name for path in _catalogue_folder(folder).iterdir() if path.name.endswith(".yaml"))
     return sorted(name.removesuffix(".yaml") for name in found)
 
 
@@ -177,13 +177,13 @@ GPU_ALIASES = {
 }
 
 
-def _folder(name: str = "catalogue") -> Any:
+def _catalogue_folder(name: str = "catalogue") -> Any:
     return files("wattcast.hardware").joinpath(name)
 
 
 @cache
 def _load_by_name(name: str) -> Gpu:
-    return parse_gpu(_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
+    return parse_gpu(_catalogue_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
 
 
 class _Reader:
@@ -328,7 +328,7 @@ def node_names() -> list[str]:
 def load_node(name: str) -> Node:
     """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
     found = errors.resolve_name("node", name, node_names(), {})
-    return parse_node(_folder("nodes").joinpath(f"{found}.yaml").read_bytes(), found, f"{found}.yaml")
+    return parse_node(_catalogue_folder("nodes").joinpath(f"{found}.yaml").read_bytes(), found, f"{found}.yaml")
 
 
 def load_node_file(path: Path) -> Node:
@@ -338,11 +338,11 @@ def load_node_file(path: Path) -> Node:
 
 def node_of_gpu(gpu: str) -> Node:
     """Return the node that a catalogue GPU is usually built into, else a box of PCIe cards."""
-    return load_node(_homes().get(gpu, "pcie-box"))
+    return load_node(_map_gpus_to_nodes().get(gpu, "pcie-box"))
 
 
 @cache
-def _homes() -> dict[str, str]:
+def _map_gpus_to_nodes() -> dict[str, str]:
     return {gpu: node.name for node in map(load_node, node_names()) for gpu in node.gpus}
 
 

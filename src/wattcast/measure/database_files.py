@@ -133,10 +133,10 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
     if missing:
         raise BadInput(f"no measured rows under {', '.join(missing)}.")
     with hold_folder(out, PACK_WAIT_S):
-        return _pack(folders, out)
+        return _pack_tables(folders, out)
 
 
-def _pack(folders: list[Path], out: Path) -> dict[str, int]:
+def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     found: dict[str, list[Any]] = {record: [] for record in RECORDS}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
         for number, plain in enumerate(read_lines(path), start=1):
@@ -166,14 +166,14 @@ def _pack(folders: list[Path], out: Path) -> dict[str, int]:
         return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    packed = [_pack_row(row, runs, names) for row in _settle(list(rows.values()), folders)]
+    packed = [_pack_row(row, runs, names) for row in _settle_capped_rows(list(rows.values()), folders)]
     counters = [
         {**row, **{name.replace(".", "_"): value for name, value in row.pop("metrics").items()}}
         for folder in folders
         for path in sorted(folder.rglob("counters.csv"))
         for row in read_counter_table(path.read_text(errors="replace").splitlines())
     ]
-    before = _before(out / ROWS_FILE)
+    before = _read_earlier_rows(out / ROWS_FILE)
     columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
     known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
     packed = [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
@@ -195,7 +195,7 @@ def _pack(folders: list[Path], out: Path) -> dict[str, int]:
 
 def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
     """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not written."""
-    together = {tuple(str(row[name]) for name in key): row for row in [*_before(path), *rows]}
+    together = {tuple(str(row[name]) for name in key): row for row in [*_read_earlier_rows(path), *rows]}
     if together:
         write_table(path, [together[name] for name in sorted(together)])
 
@@ -210,12 +210,12 @@ def _plain_lists(row: KernelRow | ModelRow | ChainRow | ModelKernels) -> Plain:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(row).items()}
 
 
-def _before(path: Path) -> list[Plain]:
+def _read_earlier_rows(path: Path) -> list[Plain]:
     """Return the rows of a table that is there already; none when it is not."""
     return read_table(path) if path.exists() else []
 
 
-def _settle(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
+def _settle_capped_rows(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
     """Return rows, capped ones with their settled figures for every run whose samples were kept."""
     kept = {path.stem.removeprefix("samples-"): path for folder in folders for path in folder.rglob("samples-*.npz")}
     found: dict[tuple[str, str], SettledLevel] = {}
@@ -328,7 +328,7 @@ def summarise_database(database: Path) -> Plain:
     """Count the rows of a database folder (or of its ``rows.parquet``) and compute their repeatability."""
     folder = database if database.is_dir() else database.parent
     rows = read_table(folder / ROWS_FILE)
-    counters, chains = _before(folder / COUNTERS_FILE), _before(folder / CHAINS_FILE)
+    counters, chains = _read_earlier_rows(folder / COUNTERS_FILE), _read_earlier_rows(folder / CHAINS_FILE)
     good = [row for row in rows if not row["error"]]
     by_kind: dict[str, dict[str, int]] = {}
     for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in good).items()):
@@ -354,11 +354,11 @@ def summarise_database(database: Path) -> Plain:
             "with names": len({row["spec"] for row in good if row["kernel_names"]}),
         },
         "repeatability": {
-            "within a run": _repeatability(good, lambda a, b: bool(a["run"] == b["run"])),
-            "between runs of one card": _repeatability(
+            "within a run": _summarise_repeats(good, lambda a, b: bool(a["run"] == b["run"])),
+            "between runs of one card": _summarise_repeats(
                 good, lambda a, b: bool(a["run"] != b["run"] and a["card_uuid"] == b["card_uuid"])
             ),
-            "between cards": _repeatability(good, lambda a, b: bool(a["card_uuid"] != b["card_uuid"])),
+            "between cards": _summarise_repeats(good, lambda a, b: bool(a["card_uuid"] != b["card_uuid"])),
         },
         **({"chains": summarise_chains(chains, good)} if chains else {}),
     }
@@ -396,14 +396,14 @@ def make_summary_page(summary: Plain) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _repeatability(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> dict[str, dict[str, float]]:
+def _summarise_repeats(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> dict[str, dict[str, float]]:
     """Compare rows of one operator without flags, and again with settled power in place of the window's.
 
     A window that never came to rest under the cap is flagged, and has a settled power all the same.
     """
-    plain = _pairs([row for row in rows if not row["flags"]], wanted)
+    plain = _pair_repeats([row for row in rows if not row["flags"]], wanted)
     power_w = [row.get("settled_power_w") for row in rows]
-    settled = _pairs(
+    settled = _pair_repeats(
         [
             row | {"power_w": own_w} if own_w else row
             for row, own_w in zip(rows, power_w, strict=True)
@@ -412,14 +412,14 @@ def _repeatability(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) ->
         wanted,
     )
     return {
-        "latency, burst": _spread(plain, "burst", "latency_s"),
-        "latency, sustained": _spread(plain, "sustained", "latency_s"),
-        "power, sustained, one window": _spread(plain, "sustained", "power_w"),
-        "power, sustained, settled where capped": _spread(settled, "sustained", "power_w"),
+        "latency, burst": _summarise_differences(plain, "burst", "latency_s"),
+        "latency, sustained": _summarise_differences(plain, "sustained", "latency_s"),
+        "power, sustained, one window": _summarise_differences(plain, "sustained", "power_w"),
+        "power, sustained, settled where capped": _summarise_differences(settled, "sustained", "power_w"),
     }
 
 
-def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tuple[str, Plain, Plain]]:
+def _pair_repeats(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tuple[str, Plain, Plain]]:
     """Return rows of the same kind, operator and data, two by two."""
     groups: dict[tuple[str, str, str], list[Plain]] = {}
     for row in rows:
@@ -428,7 +428,7 @@ def _pairs(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tu
     return [(kind, a, b) for (kind, _, _), held in groups.items() for a, b in combinations(held, 2) if wanted(a, b)]
 
 
-def _spread(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:
+def _summarise_differences(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:
     """Return the median and the 90th percentile of the relative difference of pairs."""
     off = [
         abs(a[column] - b[column]) / (0.5 * (a[column] + b[column]))

@@ -83,8 +83,8 @@ class NvmlCard:
         self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
-        self.name = _text(self._call(pynvml.nvmlDeviceGetName, self._handle))
-        self.uuid = _text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
+        self.name = _decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
+        self.uuid = _decode_text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
         self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
 
     def close(self) -> None:
@@ -126,15 +126,15 @@ class NvmlCard:
         memory = self._optional(nvml.nvmlDeviceGetClockInfo, handle, MEMORY_CLOCK)
         rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, handle)
         busy, memory_busy = (rates.gpu / 100.0, rates.memory / 100.0) if rates is not None else (math.nan, math.nan)
-        core_hz, work = _scaled(core, 1e6), math.nan
+        core_hz, work = _scale_reading(core, 1e6), math.nan
         if self._gpm is not None and (seen := self._optional(self._gpm.read)) is not None:
             busy, memory_busy, work = seen[0], seen[1], seen[2] * core_hz
         return NvmlReading(
             at_s=time.monotonic(),
-            energy_j=_scaled(energy, 1e-3),
-            power_w=_scaled(power, 1e-3),
+            energy_j=_scale_reading(energy, 1e-3),
+            power_w=_scale_reading(power, 1e-3),
             core_hz=core_hz,
-            memory_hz=_scaled(memory, 1e6),
+            memory_hz=_scale_reading(memory, 1e6),
             busy=busy,
             memory_busy=memory_busy,
             work_per_s=work,
@@ -279,9 +279,9 @@ class _Gpm:
         return values[0], values[1], sum(values[2:])
 
 
-def _scaled(value: float | None, factor: float) -> float:
+def _scale_reading(value: float | None, factor: float) -> float:
     return math.nan if value is None else value * factor
 
 
-def _text(value: str | bytes) -> str:
+def _decode_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value

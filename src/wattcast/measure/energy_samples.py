@@ -280,18 +280,18 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
     (driver reload) or wrapped; see ``unwrap``.
     """
     seen = find_sightings(samples)
-    for guess_s in _periods(seen):
+    for guess_s in _list_periods(seen):
         found = _on_grid(seen, guess_s)
         if found is not None:
             return found
     return CounterTicks(seen.middle_s, seen.energy_j, late_s=seen.late_s)
 
 
-def _periods(seen: TickSightings) -> list[float]:
+def _list_periods(seen: TickSightings) -> list[float]:
     """Return the periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
     if len(seen.energy_j) < MIN_STEPS:
         return []
-    sharp_s = seen.middle_s[_sharp(seen)]
+    sharp_s = seen.middle_s[_find_sharp_sightings(seen)]
     if len(sharp_s) < MIN_STEPS:
         return []
     apart_s = np.sort(np.diff(sharp_s))
@@ -301,7 +301,7 @@ def _periods(seen: TickSightings) -> list[float]:
 
 def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
     """Return the steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
-    sharp = _sharp(seen)
+    sharp = _find_sharp_sightings(seen)
     sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
     if guess_s < 4.0 * float(np.median(gap_s)):
         return None
@@ -316,7 +316,7 @@ def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
     return CounterTicks(origin_s + step_s * every, seen.energy_j, step_s)
 
 
-def _sharp(seen: TickSightings) -> npt.NDArray[np.bool_]:
+def _find_sharp_sightings(seen: TickSightings) -> npt.NDArray[np.bool_]:
     """Tell which sightings lie between two polls that are close together, for the poller and for the counter."""
     gap_s = seen.after_s - seen.before_s
     if len(gap_s) < 2:

@@ -121,15 +121,15 @@ class NvmlSource:
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
-            name = _text(pynvml.nvmlDeviceGetName(self._handle))
+            name = _decode_text(pynvml.nvmlDeviceGetName(self._handle))
         except pynvml.NVMLError as error:
             raise MissingTool(f"NVML answers {error}.") from None
         return DeviceIdentity(
             name,
-            uuid=_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
-            serial=_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
-            driver=_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
-            library=_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
+            uuid=_decode_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
+            serial=_decode_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
+            driver=_decode_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
+            library=_decode_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
             power_limit_w=self._or(None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3),
             top_clock_hz=self._or(None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6),
         )
@@ -199,7 +199,7 @@ class NvmlSource:
             return otherwise
 
 
-def _text(value: str | bytes) -> str:
+def _decode_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

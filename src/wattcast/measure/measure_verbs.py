@@ -136,7 +136,7 @@ def kernels(
     listed = read_listed(plan) if plan else None
     read_kernel_plan(round_)  # a round that is not planned is told before anything is started
     wanted = (steps or DEFAULT_STEPS).split(",")
-    return _counted(run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s)
+    return _report_counts(run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s)
 
 
 def models(
@@ -151,7 +151,7 @@ def models(
     from wattcast.measure.campaigns.model_campaign import run_models
 
     began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
-    return _counted(run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s)
+    return _report_counts(run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s)
 
 
 def engine(
@@ -251,6 +251,6 @@ def log(
 VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, log)
 
 
-def _counted(counts: Mapping[str, int], began_s: float) -> VerbResult:
+def _report_counts(counts: Mapping[str, int], began_s: float) -> VerbResult:
     plain = {**dict(sorted(counts.items())), "seconds": round(time.monotonic() - began_s, 1)}
     return VerbResult(plain, "\n".join(f"{name}: {count}" for name, count in plain.items()))

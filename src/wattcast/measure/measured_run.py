@@ -106,7 +106,7 @@ def summarise_window(
         peak_w, peak_of = float(instant.max()), "instant readings"
     elif inside.intervals:
         peak_w, peak_of = float(inside.interval_w.max()), "counter steps"
-    flags, stopped_s = _flags(held, inside, stepped, start_s, end_s)
+    flags, stopped_s = _find_flags(held, inside, stepped, start_s, end_s)
     if not stepped.intervals and len(samples.known("energy_j")) and end_s - start_s > STOPPED_S:
         stopped_s = end_s - start_s  # a counter that was read and never stepped
     enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags and not stopped_s
@@ -171,7 +171,7 @@ def find_stretches(
     return tuple(found)
 
 
-def _flags(
+def _find_flags(
     held: EnergySamples, inside: CounterTicks, stepped: CounterTicks, start_s: float, end_s: float
 ) -> tuple[tuple[str, ...], float]:
     """Return the reasons to doubt a window, and how long the counter had stopped in it: 0 where it had not."""
@@ -337,7 +337,7 @@ def run_command(
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
         spent_s, started_s = sampler.processor_s, time.monotonic()
-        with _start(command, pass_output) as process:
+        with _start_command(command, pass_output) as process:
             code = process.wait()
             ended_s = time.monotonic()
             processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -353,7 +353,7 @@ def run_command(
 
 
 @contextmanager
-def _start(command: list[str], pass_output: bool) -> Iterator[subprocess.Popen[bytes]]:
+def _start_command(command: list[str], pass_output: bool) -> Iterator[subprocess.Popen[bytes]]:
     """Start the command and hand on to it the signals that would end this process, until the figures are in."""
     try:
         process = subprocess.Popen(command, stdout=None if pass_output else 2)

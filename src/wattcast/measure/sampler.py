@@ -162,14 +162,16 @@ class Sampler:
             if ended or time.monotonic() > deadline:
                 said = self._process.stdout.readline() if ended and self._process.stdout else ""
                 self.stop()
-                raise MissingTool(_reason(said) or f"the sampler gave no reading within {timeout_s:.0f} s.")
+                raise MissingTool(
+                    _read_missing_reason(said) or f"the sampler gave no reading within {timeout_s:.0f} s."
+                )
             time.sleep(0.005)
         assert self._process.stdout is not None
         plain = json.loads(self._process.stdout.readline())
         self.identity = DeviceIdentity(**{**plain, "notes": tuple(plain["notes"])})
 
 
-def _reason(said: str) -> str:
+def _read_missing_reason(said: str) -> str:
     try:
         return str(json.loads(said).get("missing", ""))
     except ValueError:
@@ -218,7 +220,7 @@ class PowerSensor:
 def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> PowerSensor:
     """Return periods, by how often values change, and windows, by how long a load from ``step_s`` takes to show."""
     return PowerSensor(
-        energy_period_s=_median(np.diff(find_ticks(samples).time_s)),
+        energy_period_s=_median_or_none(np.diff(find_ticks(samples).time_s)),
         instant_period_s=find_change_period_s(samples, "instant_w"),
         average_period_s=find_change_period_s(samples, "average_w"),
         instant_window_s=find_rise_s(samples, "instant_w", step_s),
@@ -233,7 +235,7 @@ def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
     """Return the median time between changes of a column."""
     read = np.isfinite(samples[column])
     time_s, value = samples["time_s"][read], samples[column][read]
-    return _median(np.diff(time_s[np.flatnonzero(np.diff(value) != 0.0) + 1]))
+    return _median_or_none(np.diff(time_s[np.flatnonzero(np.diff(value) != 0.0) + 1]))
 
 
 def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> float | None:
@@ -255,7 +257,7 @@ def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> fl
     return float((reached[1][0] - reached[0][0]) / 0.8) if all(map(len, reached)) else None
 
 
-def _median(values: np.ndarray) -> float | None:
+def _median_or_none(values: np.ndarray) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 

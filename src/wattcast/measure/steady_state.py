@@ -91,7 +91,7 @@ def find_settled_window(samples: EnergySamples, started_s: float, rule: Settling
     last = stepped.last(rule.capped_ticks if capped else rule.least_ticks)
     if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
         return None
-    window = _window(samples, last, rule)
+    window = _make_window(samples, last, rule)
     return None if {"clock_drift", "power_drift", "late_polls"} & set(window.flags) else window
 
 
@@ -103,16 +103,16 @@ def take_window(samples: EnergySamples, start_s: float, end_s: float, rule: Sett
             f"the window of {end_s - start_s:.2f} s holds {inside.intervals} whole steps of the energy counter, and "
             f"power needs {rule.least_ticks}: run longer, or repeat the work."
         )
-    return _window(samples, inside, rule)
+    return _make_window(samples, inside, rule)
 
 
-def _window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRule) -> SettledWindow:
+def _make_window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRule) -> SettledWindow:
     held = samples.between(float(inside.time_s[0]), float(inside.time_s[-1]))
     flags = []
     capped = "sw_power_cap" in held.throttle
-    if _drift(held.known("sm_clock_hz")) > (rule.capped_drift if capped else rule.clock_drift):
+    if _relative_drift(held.known("sm_clock_hz")) > (rule.capped_drift if capped else rule.clock_drift):
         flags.append("clock_drift")
-    if _drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
+    if _relative_drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
         flags.append("power_drift")
     if inside.power_doubt > rule.late_share:
         flags.append("late_polls")
@@ -123,7 +123,7 @@ def _window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRule) ->
     return SettledWindow(held, inside, tuple(flags))
 
 
-def _drift(values: np.ndarray) -> float:
+def _relative_drift(values: np.ndarray) -> float:
     """Return the relative difference between the means of the first and the second half."""
     if len(values) < 2:
         return 0.0

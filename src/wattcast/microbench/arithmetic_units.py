@@ -103,12 +103,12 @@ def integer_unit(
     )
 
 
-def _ring(i: int, *steps: int) -> list[str]:
+def _name_ring(i: int, *steps: int) -> list[str]:
     """Name the chains that lie ``steps`` after the one of step i."""
     return [str((i + step) % CHAINS) for step in steps]
 
 
-def _constant(i: int) -> str:
+def _name_constant(i: int) -> str:
     """Name one of four constants a thread has, by turns."""
     return f"_k{i // CHAINS % 4}"
 
@@ -119,17 +119,25 @@ def int_units() -> dict[str, BenchUnit]:
     find = "{.reg .u32 t; bfind.u32 t, %0; xor.b32 %0, t, %1;}"
     add = "{.reg .s32 t; add.s32 t, %0, %1; add.s32 %0, t, %2;}"
     forms: dict[str, tuple[str, OpcodeCounts, Callable[[int], list[str]]]] = {
-        "int32_add": (add, ((r"IADD3.*", 1),), lambda i: _ring(i, 1, 3)),
-        "int32_mad": ("mad.lo.s32 %0, %0, %1, %2;", ((r"IMAD", 1),), lambda i: [_constant(i), *_ring(i, 1)]),
-        "int32_mulhi": ("mul.hi.u32 %0, %0, %1;", ((r"IMAD\.HI.*", 1),), lambda i: [_constant(i)]),
-        "int32_shift": ("shf.l.wrap.b32 %0, %0, %1, %2;", ((r"SHF.*", 1),), lambda i: [*_ring(i, 1), _constant(i)]),
-        "int32_bit": ("lop3.b32 %0, %0, %1, %2, 0x96;", ((r"LOP3.*", 1),), lambda i: _ring(i, 1, 3)),
-        "int32_minmax": ("", ((r"V?IMNMX3?.*", 1),), lambda i: _ring(i, 1)),
-        "int32_popc": (pair.format(op="popc"), ((r"POPC", 1), (r"LOP3.*", 1)), lambda i: [_constant(i)]),
-        "int32_clz": (find, ((r"FLO.*", 1), (r"LOP3.*", 1)), lambda i: [_constant(i)]),
-        "int32_brev": (pair.format(op="brev"), ((r"BREV", 1), (r"LOP3.*", 1)), lambda i: [_constant(i)]),
-        "dp4a": ("dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),), lambda i: _ring(i, 1, 3)),
-        "misc_prmt": ("prmt.b32 %0, %0, %1, %2;", ((r"PRMT", 1),), lambda i: [*_ring(i, 1), "_k0"]),
+        "int32_add": (add, ((r"IADD3.*", 1),), lambda i: _name_ring(i, 1, 3)),
+        "int32_mad": (
+            "mad.lo.s32 %0, %0, %1, %2;",
+            ((r"IMAD", 1),),
+            lambda i: [_name_constant(i), *_name_ring(i, 1)],
+        ),
+        "int32_mulhi": ("mul.hi.u32 %0, %0, %1;", ((r"IMAD\.HI.*", 1),), lambda i: [_name_constant(i)]),
+        "int32_shift": (
+            "shf.l.wrap.b32 %0, %0, %1, %2;",
+            ((r"SHF.*", 1),),
+            lambda i: [*_name_ring(i, 1), _name_constant(i)],
+        ),
+        "int32_bit": ("lop3.b32 %0, %0, %1, %2, 0x96;", ((r"LOP3.*", 1),), lambda i: _name_ring(i, 1, 3)),
+        "int32_minmax": ("", ((r"V?IMNMX3?.*", 1),), lambda i: _name_ring(i, 1)),
+        "int32_popc": (pair.format(op="popc"), ((r"POPC", 1), (r"LOP3.*", 1)), lambda i: [_name_constant(i)]),
+        "int32_clz": (find, ((r"FLO.*", 1), (r"LOP3.*", 1)), lambda i: [_name_constant(i)]),
+        "int32_brev": (pair.format(op="brev"), ((r"BREV", 1), (r"LOP3.*", 1)), lambda i: [_name_constant(i)]),
+        "dp4a": ("dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),), lambda i: _name_ring(i, 1, 3)),
+        "misc_prmt": ("prmt.b32 %0, %0, %1, %2;", ((r"PRMT", 1),), lambda i: [*_name_ring(i, 1), "_k0"]),
         "misc_shuffle": ("shfl.sync.bfly.b32 %0, %0, 5, 31, 0xffffffff;", ((r"SHFL.*", 1),), lambda i: []),
     }
     found = {name: integer_unit(name, *form) for name, form in forms.items()}
@@ -155,7 +163,9 @@ def dpx_units() -> Iterator[BenchUnit]:
     forms["_relu"] = "add.s32 t, %0, %1; max.s32 t, t, %2; max.s32 %0, t, 0;"
     for suffix, text in forms.items():
         name, opcodes = f"dpx_add_max{suffix}", ((r"VIADDMNMX.*", 1.0),)
-        yield integer_unit(name, f"{{.reg .b32 t; {text}}}", opcodes, lambda i: [*_ring(i, 1), _constant(i)])
+        yield integer_unit(
+            name, f"{{.reg .b32 t; {text}}}", opcodes, lambda i: [*_name_ring(i, 1), _name_constant(i)]
+        )
 
 
 def select_unit() -> BenchUnit:

@@ -139,10 +139,10 @@ def supervise_child(
 ) -> Counter[str]:
     """Run the child again and again until its work is done or time is up; return counts of rows on file."""
     with hold_folder(out):
-        return _supervise(out, kind, command, budget_s, stall_s)
+        return _supervise_children(out, kind, command, budget_s, stall_s)
 
 
-def _supervise(out: Path, kind: str, command: list[str], budget_s: float, stall_s: float) -> Counter[str]:
+def _supervise_children(out: Path, kind: str, command: list[str], budget_s: float, stall_s: float) -> Counter[str]:
     began_s, since = time.monotonic(), format_now()
     progress, rows = out / ".progress", out / f"{kind}.jsonl"
     counts: Counter[str] = Counter()

@@ -27,7 +27,7 @@ SMALL = ((-1, 0), (0, -1), (1, 0), (0, 1))
 KEPT = 9  # coefficients with u + v beyond this are dropped
 
 
-def _lattice(x: Ints, y: Ints) -> Ints:
+def _hash_lattice(x: Ints, y: Ints) -> Ints:
     h = ((x & 0xFFFFFFFF) * 0x9E3779B9 & 0xFFFFFFFF) ^ ((y & 0xFFFFFFFF) * 0x85EBCA6B & 0xFFFFFFFF)
     h ^= h >> 15
     h = h * 0x2C1B3C6D & 0xFFFFFFFF
@@ -38,8 +38,8 @@ def _lattice(x: Ints, y: Ints) -> Ints:
 def draw_noise(x: Ints, y: Ints) -> Ints:
     """Draw value noise on a lattice of 16 pixels, 0 to 255."""
     cx, cy, fx, fy = x >> 4, y >> 4, x & 15, y & 15
-    top = _lattice(cx, cy) * (16 - fx) + _lattice(cx + 1, cy) * fx
-    low = _lattice(cx, cy + 1) * (16 - fx) + _lattice(cx + 1, cy + 1) * fx
+    top = _hash_lattice(cx, cy) * (16 - fx) + _hash_lattice(cx + 1, cy) * fx
+    low = _hash_lattice(cx, cy + 1) * (16 - fx) + _hash_lattice(cx + 1, cy + 1) * fx
     return np.asarray((top * (16 - fy) + low * fy) >> 8)
 
 
@@ -62,7 +62,7 @@ def make_turns(frames: int = FRAMES) -> npt.NDArray[np.int32]:
     return np.array([[round(65536 * math.cos(a)), round(65536 * math.sin(a))] for a in angle], dtype=np.int32)
 
 
-def _planes() -> list[tuple[int, int, int, int]]:
+def _list_planes() -> list[tuple[int, int, int, int]]:
     """Begin, width, height and black of the three planes."""
     return [
         (0, WIDTH, HEIGHT, 16),
@@ -74,7 +74,7 @@ def _planes() -> list[tuple[int, int, int, int]]:
 def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
     """Eq. 4: each pixel from where the rotation by -θ about the middle puts it, nearest below."""
     out = np.empty_like(source)
-    for begin, width, height, black in _planes():
+    for begin, width, height, black in _list_planes():
         y, x = np.mgrid[0:height, 0:width]
         x, y = x - width // 2, y - height // 2
         u = ((cosine * x + sine * y) >> 16) + width // 2
@@ -89,7 +89,7 @@ def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
 def make_barrel_map(strength: float = 0.12) -> npt.NDArray[np.int32]:
     """Where each pixel of a frame comes from: radius r from the middle is read at r (1 + k r²); -1 outside."""
     parts = []
-    for begin, width, height, _ in _planes():
+    for begin, width, height, _ in _list_planes():
         y, x = np.mgrid[0:height, 0:width].astype(np.float64)
         dx, dy = (x - width / 2) / (width / 2), (y - height / 2) / (width / 2)
         grow = 1.0 + strength * (dx * dx + dy * dy)

@@ -176,7 +176,10 @@ def mma_unit(precision: str, chains: int = 0) -> BenchUnit:
         outs = ", ".join(inout(form.letter, f"{p}{i % chains}_{n}") for n in range(form.c))
         a = [f"{p}_a{half * form.a + n}" for n in range(form.a)]
         b = [f"{p}_b{half * form.b + n}" for n in range(form.b)]
-        d, operands = _braced(0, form.c), f"{_braced(form.c, form.a)}, {_braced(form.c + form.a, form.b)}"
+        d, operands = (
+            _write_register_list(0, form.c),
+            f"{_write_register_list(form.c, form.a)}, {_write_register_list(form.c + form.a, form.b)}",
+        )
         kind, pairs, ends = "mma.sync.aligned", [SPARSE_PAIRS] * sparse, ""
         if sparse:
             kind, ends = "mma.sp::ordered_metadata.sync.aligned", f", %{form.c + form.a + form.b}, 0"
@@ -197,7 +200,7 @@ def mma_unit(precision: str, chains: int = 0) -> BenchUnit:
     )
 
 
-def _braced(first: int, count: int) -> str:
+def _write_register_list(first: int, count: int) -> str:
     return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
 
 

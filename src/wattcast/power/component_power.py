@@ -164,14 +164,14 @@ def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -
     overrides McPAT's number of cores, which is the architecture file's and not always the simulator's.
     """
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    whole = _leakage(text, r"Processor:", path.name)
-    cores = _leakage(text, r"Total Cores:\s*(\d+)\s*cores", path.name)
+    whole = _read_leakage(text, r"Processor:", path.name)
+    cores = _read_leakage(text, r"Total Cores:\s*(\d+)\s*cores", path.name)
     count = re.search(r"Total Cores:\s*(\d+)\s*cores", text)
     assert count is not None
     return Leakage(cores, whole - cores, float(sm_count or count[1]), gated)
 
 
-def _leakage(text: str, heading: str, name: str) -> float:
+def _read_leakage(text: str, heading: str, name: str) -> float:
     start = re.search(heading, text)
     block = text[start.end() : start.end() + 2000].split("\n\n")[0] if start else ""
     found = [re.search(rf"{kind} Leakage = ([\d.eE+-]+) W", block) for kind in ("Subthreshold", "Gate")]

@@ -44,7 +44,7 @@ class RailClock(StrEnum):
     FIXED = "fixed"  # not part of an operating point: voltage and clock never change
 
 
-def _empty() -> Array:
+def _make_empty() -> Array:
     return np.zeros(0)
 
 
@@ -60,8 +60,8 @@ class RailVoltage:
 
     clock_hz: Array
     level: Array
-    floor_clock_hz: Array = field(default_factory=_empty)
-    floor_level: Array = field(default_factory=_empty)
+    floor_clock_hz: Array = field(default_factory=_make_empty)
+    floor_level: Array = field(default_factory=_make_empty)
 
     def __post_init__(self) -> None:
         pairs = (("voltage", self.clock_hz, self.level), ("voltage floor", self.floor_clock_hz, self.floor_level))

@@ -107,10 +107,10 @@ def group_by_family(side: RunSummary) -> RunSummary:
     found: dict[str, list[RunPart]] = {}
     for part in side.parts:
         found.setdefault(part.family, []).append(part)
-    return replace(side, parts=tuple(_family(name, members) for name, members in found.items()))
+    return replace(side, parts=tuple(_join_family(name, members) for name, members in found.items()))
 
 
-def _family(name: str, members: list[RunPart]) -> RunPart:
+def _join_family(name: str, members: list[RunPart]) -> RunPart:
     known = all(part.joules is not None for part in members)
     joules = sum(part.joules or 0.0 for part in members) if known else None
     calls, seconds = sum(part.calls for part in members), sum(part.seconds for part in members)
@@ -195,44 +195,44 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     """Split what changed from run ``a`` to run ``b`` into contributions."""
     notes = [*a.notes, *b.notes]
     if not (a.parts and b.parts):
-        return _totals(a, b, notes)
+        return _split_totals(a, b, notes)
     if a.measured or b.measured:
         a, b = group_by_family(a), group_by_family(b)
         notes.append("a measured side knows families of kernels, not operators: both are added up by family")
     energy = a.has_energy and b.has_energy
-    pairs = tuple(_pair(a, b, left, right, energy) for left, right in _matched(a.parts, b.parts))
+    pairs = tuple(_compare_parts(a, b, left, right, energy) for left, right in _match_parts(a.parts, b.parts))
     if not energy:
         notes.append("no energy of kernels was measured: energy and power are split as a whole")
     gaps_w = b.gap_j / b.latency_s - a.gap_j / a.latency_s
-    latency = _summed([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
+    latency = _sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
     joules, watts = _whole_energy(a, b), {POWER: b.power_w - a.power_w}
     if energy:
-        joules = _summed([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
-        watts = _summed([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
-    return RunComparison(a, b, pairs, latency, joules, watts, *_modules(a, b), tuple(notes))
+        joules = _sum_terms([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
+        watts = _sum_terms([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
+    return RunComparison(a, b, pairs, latency, joules, watts, *_compare_modules(a, b), tuple(notes))
 
 
-def _summed(terms: list[dict[str, float]]) -> dict[str, float]:
+def _sum_terms(terms: list[dict[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for each in terms for name in each)
     return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
 
 
-def _totals(a: RunSummary, b: RunSummary, notes: list[str]) -> RunComparison:
+def _split_totals(a: RunSummary, b: RunSummary, notes: list[str]) -> RunComparison:
     """Split totals into clock, cycles and power, where a run knows nothing below its totals."""
     which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
     notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
-    ratios = _paced(a, b)
+    ratios = _split_latency(a, b)
     latency = split_difference(a.latency_s, b.latency_s, {ALL if k == WORK else k: v for k, v in ratios.items()})
     watts = {POWER: b.power_w - a.power_w}
-    return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_modules(a, b), tuple(notes))
+    return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_compare_modules(a, b), tuple(notes))
 
 
 def _whole_energy(a: RunSummary, b: RunSummary) -> dict[str, float]:
-    ratios = {ALL if k == WORK else k: v for k, v in _paced(a, b).items()}
+    ratios = {ALL if k == WORK else k: v for k, v in _split_latency(a, b).items()}
     return split_difference(a.energy_j, b.energy_j, {**ratios, POWER: b.power_w / a.power_w})
 
 
-def _paced(a: RunSummary, b: RunSummary) -> dict[str, float]:
+def _split_latency(a: RunSummary, b: RunSummary) -> dict[str, float]:
     """Split the ratio of latencies into clock and cycles, or return cycles alone where a clock is not known."""
     both = a.effective_hz and b.effective_hz
     pace_a, pace_b = (a.effective_hz, b.effective_hz) if both else (a.clock_hz, b.clock_hz)
@@ -241,7 +241,7 @@ def _paced(a: RunSummary, b: RunSummary) -> dict[str, float]:
     return {CLOCK: pace_a / pace_b, WORK: b.latency_s * pace_b / (a.latency_s * pace_a)}
 
 
-def _matched(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPart | None, RunPart | None]]:
+def _match_parts(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPart | None, RunPart | None]]:
     """Pair the parts of two runs that do the same work.
 
     First come the same operators at the same place, in order, where both runs have equally many; then, of the rest,
@@ -250,7 +250,7 @@ def _matched(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPa
     pairs: list[tuple[RunPart | None, RunPart | None]] = []
     left, right = list(a), list(b)
     for whole, likeness in _LIKENESS:
-        mine, theirs = _groups(left, likeness), _groups(right, likeness)
+        mine, theirs = _group_parts(left, likeness), _group_parts(right, likeness)
         for name, members in mine.items():
             others = theirs.get(name, [])
             if not whole or len(members) == len(others):
@@ -260,7 +260,7 @@ def _matched(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPa
     return pairs + [(part, None) for part in left] + [(None, part) for part in right]
 
 
-def _groups(parts: list[RunPart], likeness: Callable[[RunPart], Hashable]) -> dict[Hashable, list[RunPart]]:
+def _group_parts(parts: list[RunPart], likeness: Callable[[RunPart], Hashable]) -> dict[Hashable, list[RunPart]]:
     found: dict[Hashable, list[RunPart]] = {}
     for part in parts:
         found.setdefault(likeness(part), []).append(part)
@@ -277,9 +277,11 @@ _LIKENESS: tuple[tuple[bool, Callable[[RunPart], Hashable]], ...] = (
 )
 
 
-def _pair(a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, energy: bool) -> PartDifference:
+def _compare_parts(
+    a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, energy: bool
+) -> PartDifference:
     if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:
-        return _alone(a, b, left, right, energy)
+        return _compare_lone_part(a, b, left, right, energy)
     # the reported clock: the mean effective one would move with the mix of operators
     paced = {CLOCK: a.clock_hz / b.clock_hz} if a.clock_hz and b.clock_hz else {}
     calls = right.calls / left.calls
@@ -296,7 +298,9 @@ def _pair(a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | N
     return PartDifference(name, left.family, left, right, latency, joules, watts)
 
 
-def _alone(a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, known: bool) -> PartDifference:
+def _compare_lone_part(
+    a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, known: bool
+) -> PartDifference:
     """Return work that one run does not have: all of it is the difference."""
     part = left or right
     assert part is not None
@@ -310,7 +314,7 @@ def _alone(a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | 
     return PartDifference(f"{part.name} ({mark})", part.family, left, right, {ONLY: seconds}, energy, power)
 
 
-def _modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], dict[str, float]]:
+def _compare_modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], dict[str, float]]:
     """Return the difference of each module in joules and in mean watts."""
     if not (a.module_j and b.module_j):
         return {}, {}

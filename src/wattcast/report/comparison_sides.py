@@ -186,14 +186,14 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
         )
     plain: Any = decode_json(read_bytes(Path(path)), object, path)
     if isinstance(plain, dict) and "predictions" in plain:
-        return _saved(path, which)
+        return _read_saved_prediction(path, which)
     if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):
-        return _run(path, plain, iterations)
+        return _read_measured_run(path, plain, iterations)
     found = f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
     raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", found)
 
 
-def _saved(path: str, which: str) -> RunSummary:
+def _read_saved_prediction(path: str, which: str) -> RunSummary:
     out: PredictOut = decode_json(read_bytes(Path(path)), PredictOut, path)
     if which and not (which.isdigit() and 1 <= int(which) <= len(out.predictions)):
         raise bad_value(f"{path}#{which}", f"a number from 1 to {len(out.predictions)}", which)
@@ -207,7 +207,7 @@ def _saved(path: str, which: str) -> RunSummary:
         p.power_w,
         p.clock_hz,
         p.effective_clock_hz,
-        tuple(_part(op) for op in p.ops),
+        tuple(_read_part(op) for op in p.ops),
         {module.name: module.power_w * p.latency_s for module in p.modules},
         () if p.support.inside else (f"far from what was measured: {p.support.reason}",),
     )
@@ -217,7 +217,7 @@ _FAMILY = {"linear": "gemm", "bmm": "gemm", "conv2d": "conv2d", "attention": "at
 _ROWS = ("softmax", "layernorm", "rmsnorm")
 
 
-def _part(op: OperatorOut) -> RunPart:
+def _read_part(op: OperatorOut) -> RunPart:
     family = _FAMILY.get(op.name, op.name if op.name in _ROWS else "elementwise")
     modules = {module.name: module.power_w * op.latency_s for module in op.modules}
     key = (op.name, msgspec.json.encode(op.shape, order="sorted").decode())
@@ -227,7 +227,7 @@ def _part(op: OperatorOut) -> RunPart:
     )
 
 
-def _run(path: str, plain: dict[str, Any], iterations: int) -> RunSummary:
+def _read_measured_run(path: str, plain: dict[str, Any], iterations: int) -> RunSummary:
     """Read ``measure run --json``: totals of a command that ran the workload ``iterations`` times."""
     if iterations < 1:
         raise bad_value("--iterations", "a whole number of at least 1", iterations)
@@ -279,7 +279,7 @@ def predict_row(row: ModelRow, gpu: str) -> RunSummary:
 
 def _row_of(name: str, gpu: str) -> ModelRow | None:
     """Find the whole-model row that ``name`` means; None where it means something else."""
-    database, row_id = _place(name, gpu)
+    database, row_id = _find_row_place(name, gpu)
     if database is None:
         return None
     rows = {case.row.id: case.row for case in whole_models.load_models(database)}
@@ -288,7 +288,7 @@ def _row_of(name: str, gpu: str) -> ModelRow | None:
     return rows[row_id]
 
 
-def _place(name: str, gpu: str) -> tuple[str | None, str]:
+def _find_row_place(name: str, gpu: str) -> tuple[str | None, str]:
     if name.startswith("row:"):
         return gpu, name.removeprefix("row:")
     path, sharp, row_id = name.partition("#")
@@ -298,7 +298,7 @@ def _place(name: str, gpu: str) -> tuple[str | None, str]:
 
 
 def _profile_of(name: str, row: ModelRow, gpu: str) -> dict[str, Any] | None:
-    database, _ = _place(name, gpu)
+    database, _ = _find_row_place(name, gpu)
     folder = Path(database or "")
     folder = folder if folder.is_dir() else folder.parent if folder.is_file() else database_folder(str(database))
     if (folder / MODEL_KERNELS_FILE).exists():
@@ -323,21 +323,23 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     for name, column, unit in _QUANTITIES:
         left, right = getattr(found.a, column), getattr(found.b, column)
         rows.add_row(
-            name, show(left, unit), show(right, unit), _signed(right - left, unit), f"{right / left - 1:+.1%}"
+            name, show(left, unit), show(right, unit), _format_signed(right - left, unit), f"{right / left - 1:+.1%}"
         )
     for name, column in (("clock", "clock_hz"), ("effective clock", "effective_hz")):
         left, right = getattr(found.a, column), getattr(found.b, column)
         if left and right:
             change = f"{right / left - 1:+.1%}"
-            rows.add_row(name, show(left, "Hz"), show(right, "Hz"), _signed(right - left, "Hz"), change)
+            rows.add_row(name, show(left, "Hz"), show(right, "Hz"), _format_signed(right - left, "Hz"), change)
     console.print(rows)
-    console.print(_terms(found))
+    console.print(_tabulate_terms(found))
     if found.operators:
-        console.print(_operators(found))
+        console.print(_tabulate_operators(found))
     if found.module_w:
         modules = new_table("module", "power", "energy")
         for name in sorted(found.module_w, key=lambda n: -abs(found.module_w[n])):
-            modules.add_row(name, _signed(found.module_w[name], "W"), _signed(found.module_j[name], "J"))
+            modules.add_row(
+                name, _format_signed(found.module_w[name], "W"), _format_signed(found.module_j[name], "J")
+            )
         console.print(modules)
     for note in dict.fromkeys(found.notes):
         console.print(f"  - {escape(note)}", style="dim", highlight=False)
@@ -353,27 +355,26 @@ def write_sentence(found: RunComparison) -> str:
         if not terms or b == a:
             continue
         largest = max(terms, key=lambda term: abs(terms[term]))
-        parts.append(
-            f"{name} {_signed(b - a, unit)} ({b / a - 1:+.1%}), most by {largest} {_signed(terms[largest], unit)}"
-        )
+        whole, most = _format_signed(b - a, unit), _format_signed(terms[largest], unit)
+        parts.append(f"{name} {whole} ({b / a - 1:+.1%}), most by {largest} {most}")
     return "; ".join(parts) + "." if parts else "Both sides are equal."
 
 
-def _terms(found: RunComparison) -> Any:
+def _tabulate_terms(found: RunComparison) -> Any:
     rows = new_table("caused by", *(name for name, _, _ in _QUANTITIES))
     names = dict.fromkeys(term for _, column, _ in _QUANTITIES for term in getattr(found, column))
     for name in names:
         cells = [
-            _signed(getattr(found, column)[name], unit) if name in getattr(found, column) else ""
+            _format_signed(getattr(found, column)[name], unit) if name in getattr(found, column) else ""
             for _, column, unit in _QUANTITIES
         ]
         rows.add_row(name, *cells)
-    totals = [_signed(sum(getattr(found, column).values()), unit) for _, column, unit in _QUANTITIES]
+    totals = [_format_signed(sum(getattr(found, column).values()), unit) for _, column, unit in _QUANTITIES]
     rows.add_row("together", *totals, style="bold")
     return rows
 
 
-def _operators(found: RunComparison) -> Any:
+def _tabulate_operators(found: RunComparison) -> Any:
     rows = new_table("operator", "calls", "latency", "power", "energy")
     a = found.a
 
@@ -385,26 +386,34 @@ def _operators(found: RunComparison) -> Any:
     for pair in ranked[:MOST_LISTED]:
         counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
         calls = " -> ".join(dict.fromkeys(counts))
-        rows.add_row(escape(pair.name), calls, *_cells(pair.total_s, pair.total_w, pair.total_j, bool(pair.energy_j)))
+        rows.add_row(
+            escape(pair.name), calls, *_format_cells(pair.total_s, pair.total_w, pair.total_j, bool(pair.energy_j))
+        )
     rest = ranked[MOST_LISTED:]
     if rest:
         seconds, watts, joules = (sum(getattr(p, name) for p in rest) for name in ("total_s", "total_w", "total_j"))
-        rows.add_row(f"... {len(rest)} more", "", *_cells(seconds, watts, joules, any(p.energy_j for p in rest)))
+        rows.add_row(
+            f"... {len(rest)} more", "", *_format_cells(seconds, watts, joules, any(p.energy_j for p in rest))
+        )
     gap_s, gap_j = found.b.gap_s - found.a.gap_s, found.energy_j.get("idle gaps")
     rows.add_row(
-        "idle gaps", "", *_cells(gap_s, found.power_w.get("idle gaps", 0.0), gap_j or 0.0, gap_j is not None)
+        "idle gaps", "", *_format_cells(gap_s, found.power_w.get("idle gaps", 0.0), gap_j or 0.0, gap_j is not None)
     )
     return rows
 
 
-def _cells(seconds: float, watts: float, joules: float, known: bool) -> list[str]:
-    return [_signed(seconds, "s"), _signed(watts, "W") if known else "", _signed(joules, "J") if known else ""]
+def _format_cells(seconds: float, watts: float, joules: float, known: bool) -> list[str]:
+    return [
+        _format_signed(seconds, "s"),
+        _format_signed(watts, "W") if known else "",
+        _format_signed(joules, "J") if known else "",
+    ]
 
 
 _NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution
 
 
-def _signed(value: float, unit: str) -> str:
+def _format_signed(value: float, unit: str) -> str:
     value = 0.0 if abs(value) < _NOTHING.get(unit, 0.0) else value
     return f"{'+' if value > 0 else ''}{show(value, unit, 3)}"
 
@@ -414,18 +423,18 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
     return {
         "wattcast": __version__,
         "rule": found.rule,
-        "a": _side(found.a),
-        "b": _side(found.b),
+        "a": _side_to_plain(found.a),
+        "b": _side_to_plain(found.b),
         "difference": {column: getattr(found.b, column) - getattr(found.a, column) for _, column, _ in _QUANTITIES},
         "terms": {column: getattr(found, column) for _, column, _ in _QUANTITIES},
-        "operators": [_pair(pair) for pair in found.operators],
+        "operators": [_pair_to_plain(pair) for pair in found.operators],
         "idle_gaps": {"latency_s": found.b.gap_s - found.a.gap_s} if found.operators else None,
         "modules": [{"name": n, "power_w": found.module_w[n], "energy_j": found.module_j[n]} for n in found.module_w],
         "notes": list(dict.fromkeys(found.notes)),
     }
 
 
-def _side(side: RunSummary) -> dict[str, Any]:
+def _side_to_plain(side: RunSummary) -> dict[str, Any]:
     return {
         "name": side.name,
         "measured": side.measured,
@@ -438,7 +447,7 @@ def _side(side: RunSummary) -> dict[str, Any]:
     }
 
 
-def _pair(pair: PartDifference) -> dict[str, Any]:
+def _pair_to_plain(pair: PartDifference) -> dict[str, Any]:
     return {
         "name": pair.name,
         "family": pair.family,
@@ -473,7 +482,7 @@ def draw_difference(found: RunComparison) -> Figure:
         rows.append((GAPS, {GAPS: found.b.gap_s - found.a.gap_s}))
     else:
         rows = [(term, {term: value}) for term, value in found.latency_s.items()]
-    _stacked(left, rows)
+    _draw_stacked_bars(left, rows)
     left.set_xlabel("Time, B - A (ms)")
     values = found.module_w or found.power_w
     names = sorted(values, key=lambda name: -abs(values[name]))
@@ -489,7 +498,7 @@ def draw_difference(found: RunComparison) -> Figure:
     return add_caption(figure, f"Contributions to B - A. {found.rule}.")
 
 
-def _stacked(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
+def _draw_stacked_bars(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
     """Stack positive contributions to the right and negative ones to the left, with a dot at the sum."""
     seen: set[str] = set()
     for place, (_, terms) in enumerate(rows):

@@ -105,7 +105,7 @@ def _gap_w(timeline: Timeline, at: OperatingPoint, bundle: Bundle, detail: Kerne
     return np.asarray((detail.part_j - of_kernels) / gap_s)
 
 
-def _order(segment: IssueSegment) -> RowIndex:
+def _issue_order(segment: IssueSegment) -> RowIndex:
     once = np.repeat(segment.rows, segment.counts.astype(np.int64))
     return np.tile(once, segment.repeat)
 
@@ -116,7 +116,7 @@ def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tupl
     end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of durations, solves the
     queue recursion in one pass.
     """
-    order = np.concatenate([_order(segment) for segment in timeline.kernels.segments])
+    order = np.concatenate([_issue_order(segment) for segment in timeline.kernels.segments])
     run_s = detail.kernel_s[order]
     issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
     done_s = np.cumsum(run_s)

@@ -136,16 +136,16 @@ def build_report_page(
     sections = [
         ("Where the power goes", embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}")),
         ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
-        ("Beside others", _others(main, others)),
+        ("Beside others", _write_others(main, others)),
     ]
     details = [
-        ("Does it fit?", _memory(main)),
-        ("Modules and operators", _breakdown(main)),
+        ("Does it fit?", _write_memory(main)),
+        ("Modules and operators", _write_breakdown(main)),
         ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
-        ("Against the roof", _roofline(main)),
+        ("Against the roof", _write_roofline(main)),
         ("Clock curves compared", compared),
         ("Assumed", make_element("ul", *(make_element("li", note) for note in rank_assumptions(p)))),
-        ("Where it comes from", _provenance(main, how, now)),
+        ("Where it comes from", _write_provenance(main, how, now)),
     ]
     body, appendix = (
         [make_element("section", make_element("h2", name), inside) for name, inside in part if inside.text]
@@ -165,7 +165,7 @@ def build_report_page(
         make_element(
             "header", make_element("h1", title), make_element("p", conclude_view(main), class_="conclusion")
         ),
-        make_element("main", _summary(main), *body),
+        make_element("main", _write_summary(main), *body),
         make_element("article", make_element("h1", "Appendix"), *appendix, class_="appendix"),
     )
     return f'<!doctype html>\n<html lang="en"><head>{head.text}</head>{page.text}</html>\n'
@@ -193,19 +193,22 @@ def conclude_view(seen: ConfigurationView) -> str:
     return f"{answer} {cause} {trade}; these numbers are {judge_confidence(p).word}."
 
 
-def _summary(seen: ConfigurationView) -> HtmlMarkup:
+def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
     """Return the answer in tiles, as the first screen of ``predict`` gives it, and the clock."""
     p = seen.prediction
     sure = judge_confidence(p)
-    tiles = [_tile(line.label, line.value, line.remark) for line in list_answers(p)]
+    tiles = [_write_tile(line.label, line.value, line.remark) for line in list_answers(p)]
     held = "held down by the power limit" if p.capped else "as asked for"
-    tiles += [_tile("clock", show(float(p.clock_hz), "Hz"), held), _tile("how sure", sure.word, sure.reason)]
-    tiles.append(_tile("support", p.support.word, p.support.reason))
+    tiles += [
+        _write_tile("clock", show(float(p.clock_hz), "Hz"), held),
+        _write_tile("how sure", sure.word, sure.reason),
+    ]
+    tiles.append(_write_tile("support", p.support.word, p.support.reason))
     note = f"{p.interval.level:.0%} intervals below the numbers."
     return join_markup([make_element("div", *tiles, class_="tiles"), make_element("p", note)])
 
 
-def _tile(name: str, value: str, below: str) -> HtmlMarkup:
+def _write_tile(name: str, value: str, below: str) -> HtmlMarkup:
     return make_element(
         "div",
         make_element("span", name, class_="name"),
@@ -215,7 +218,7 @@ def _tile(name: str, value: str, below: str) -> HtmlMarkup:
     )
 
 
-def _memory(seen: ConfigurationView) -> HtmlMarkup:
+def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
     room, p = seen.room, seen.prediction
     capacity = show(room.capacity_byte, "byte")
     if room.footprint is None:
@@ -239,7 +242,7 @@ def _memory(seen: ConfigurationView) -> HtmlMarkup:
     return join_markup([make_element("p", answer, said), make_html_table(("held", "bytes"), rows)])
 
 
-def _breakdown(seen: ConfigurationView) -> HtmlMarkup:
+def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
     p = seen.prediction
     modules = [
         (
@@ -274,13 +277,13 @@ def _breakdown(seen: ConfigurationView) -> HtmlMarkup:
     )
 
 
-def _roofline(seen: ConfigurationView) -> HtmlMarkup:
+def _write_roofline(seen: ConfigurationView) -> HtmlMarkup:
     if not any(o.op.flop for o in seen.prediction.ops):
         return make_element("p", "No operator of this workload does arithmetic.")
     return embed_figure(draw_figure("roofline", seen), f"roofline of {seen.prediction.name} on {seen.prediction.gpu}")
 
 
-def _others(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
+def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
     if not others:
         return HtmlMarkup("")
     seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
@@ -311,7 +314,7 @@ def _others(main: ConfigurationView, others: Mapping[str, ConfigurationView | st
     return join_markup(pieces)
 
 
-def _provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:
+def _write_provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:
     p = seen.prediction
     said = {
         "coefficients": p.status,

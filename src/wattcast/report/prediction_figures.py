@@ -48,7 +48,7 @@ def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array
     figure = new_figure(9.5, 7.2 if close else 4.6)
     panels = np.ravel(figure.subplots(2 if close else 1, 1, squeeze=False))
     scale, unit = choose_time_unit(trace.duration_s)
-    _stack(panels[0], trace.binned(TRACE_BINS), scale)
+    _draw_stack(panels[0], trace.binned(TRACE_BINS), scale)
     panels[0].axhline(float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W")
     _mark_gaps(panels[0], trace, scale)
     if measured is not None:
@@ -61,7 +61,7 @@ def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array
     if close:
         middle = len(trace.start_s) // 2
         part = trace.part(middle, middle + CLOSE_LAUNCHES)
-        _stack(panels[1], part, scale)
+        _draw_stack(panels[1], part, scale)
         _mark_gaps(panels[1], part, scale)
         panels[1].set_title(f"{CLOSE_LAUNCHES} launches and gaps from the middle of it")
         panels[1].set_xlim(part.start_s[0] * scale, part.end_s[-1] * scale)
@@ -72,7 +72,7 @@ def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array
     return add_caption(figure, describe_origin(p) + how)
 
 
-def _stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
+def _draw_stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
     edges = np.append(shown.start_s, shown.end_s[-1]) * scale
     below = np.zeros(len(shown.start_s))
     for index, name in enumerate(shown.parts):
@@ -121,7 +121,7 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
         style = {"color": PREDICTED if index == 0 else SERIES_COLOURS[1 + index % 6], "lw": 1.2}
         left.plot(along, roof / 1e12, label=f"{name}, {peak / 1e12:.3g} TFLOP/s", **style)
         right.plot(along, roof / limit_w / 1e9, **style)
-    _operators(left, right, rows, intensity, float(p.energy_j))
+    _draw_operators(left, right, rows, intensity, float(p.energy_j))
     for axes, said in ((left, "Speed (TFLOP/s)"), (right, "Efficiency (GFLOP/J)")):
         axes.set(xscale="log", yscale="log", xlabel="Arithmetic per byte asked for (FLOP/B)", ylabel=said)
     left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
@@ -140,7 +140,7 @@ def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
     return {name: float(np.mean(rate)) * cycles for name, rate in {**tensor, **cuda}.items()}
 
 
-def _operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], intensity: Array, total_j: float) -> None:
+def _draw_operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], intensity: Array, total_j: float) -> None:
     kinds = list(dict.fromkeys(o.op.kind for o in rows))
     for index, kind in enumerate(kinds):
         at = [i for i, o in enumerate(rows) if o.op.kind == kind]
@@ -252,10 +252,10 @@ FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
 @cache
 def find_kernel_family(kernel: str) -> dict[str, str]:
     """Return the family of a kernel and its kind (GEMM-like, reduction, elementwise), by its name."""
-    return next(row for pattern, row in _patterns() if pattern.search(kernel))
+    return next(row for pattern, row in _read_patterns() if pattern.search(kernel))
 
 
 @cache
-def _patterns() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
+def _read_patterns() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
     rows = read_shipped_table("wattcast.report", "kernel_families.csv")
     return tuple((re.compile(row["pattern"], re.IGNORECASE), row) for row in rows)

@@ -118,10 +118,10 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     sure = judge_confidence(p)
     lines = (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p))
     print_answers(console, title_of(p), lines)
-    console.print(_modules(p))
-    console.print(_ops(p, None if details else FEW_OPS))
+    console.print(_tabulate_modules(p))
+    console.print(_tabulate_operators(p, None if details else FEW_OPS))
     if details:
-        console.print(_settings(p))
+        console.print(_tabulate_totals(p))
     notes = rank_assumptions(p)
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
@@ -132,7 +132,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         console.print(f"  {more}", style="dim", highlight=False)
 
 
-def _settings(p: Prediction) -> Table:
+def _tabulate_totals(p: Prediction) -> Table:
     rows = new_table("", "predicted", f"{p.interval.level:.0%} interval", title="One GPU")
     for name, value, ends, unit in (
         ("latency", p.latency_s, p.interval.latency_s, "s"),
@@ -150,7 +150,7 @@ def _settings(p: Prediction) -> Table:
     return rows
 
 
-def _modules(p: Prediction) -> Table:
+def _tabulate_modules(p: Prediction) -> Table:
     rows = new_table("power of one GPU", "", "share", "busy")
     for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
         busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
@@ -160,7 +160,7 @@ def _modules(p: Prediction) -> Table:
     return rows
 
 
-def _ops(p: Prediction, most: int | None) -> Table:
+def _tabulate_operators(p: Prediction, most: int | None) -> Table:
     rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
     ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
     for share in ranked[:most]:

@@ -1,6 +1,6 @@
 """What one micro-batch computes, sends and keeps on a GPU, section by section of the model, and the memory of all.
 
-A model's training pass is traced once (``workload.tracing``). Collectives are taken out of the operators, because
+A model's training pass is traced once (``workload.program``). Collectives are taken out of the operators, because
 some of them overlap with compute; they are counted here and timed by ``step_time``.
 """
 

@@ -102,22 +102,24 @@ def interval_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
         ("power", held.power_w / held.predicted_power_w, ~burst),
     ):
         known = random & kept & np.isfinite(ratio)
-        found[quantity] = known, *_covered(quantity, ratio, held, family, known)
+        found[quantity] = known, *_find_covered(quantity, ratio, held, family, known)
     for name in dict.fromkeys(held.family):
         for quantity, (known, inside, width) in found.items():
             at = known & (family == name)
             rows.append(
-                make_ledger_row(where, f"{quantity}, {name}", int(at.sum()), None, **_coverage(inside[at], width[at]))
+                make_ledger_row(
+                    where, f"{quantity}, {name}", int(at.sum()), None, **_summarise_coverage(inside[at], width[at])
+                )
             )
     for quantity, near in (("latency", held.near), ("power", held.near_power)):
         known, inside, width = found[quantity]
         for label, part in _by_distance(near, known).items():
-            share = _coverage(inside[part], width[part])
+            share = _summarise_coverage(inside[part], width[part])
             rows.append(make_ledger_row(where, f"{quantity}, {label}", int(part.sum()), None, **share))
     return rows
 
 
-def _coverage(inside: Mask, width: Array) -> dict[str, Any]:
+def _summarise_coverage(inside: Mask, width: Array) -> dict[str, Any]:
     return {
         "coverage": round(100 * float(inside.mean()), 1),
         "width": round(100 * float(width.mean()), 1),
@@ -136,7 +138,7 @@ def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
     return {label: known & (quarter == i) for i, label in enumerate(labels)}
 
 
-def _covered(
+def _find_covered(
     quantity: str, ratio: Array, held: HeldOutRows, family: npt.NDArray[np.str_], known: Mask
 ) -> tuple[Mask, Array]:
     """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
@@ -179,7 +181,9 @@ def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
     chosen, oracle = [], []
     for name in ("gemm", "conv2d"):
         at = named & (family == name)
-        chosen.append(make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **_agreement(held, at)))
+        chosen.append(
+            make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **_summarise_agreement(held, at))
+        )
         at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
         without = round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
         ran, true = held.oracle_latency_s[at], held.latency_s[at]
@@ -188,7 +192,7 @@ def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
     return chosen + oracle
 
 
-def _agreement(held: HeldOutRows, at: Mask) -> dict[str, Any]:
+def _summarise_agreement(held: HeldOutRows, at: Mask) -> dict[str, Any]:
     """Return shares in percent."""
 
     def parse(text: str) -> tuple[str, int, int, bool]:
@@ -290,11 +294,17 @@ def card_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
     rows, origin = load_kernel_rows(gpu), load_origins(gpu)
     where = f"{gpu} cards of the kind"
     found = {quantity: compare_cards(rows, origin, quantity, held) for quantity in KIND_OF_QUANTITY}
-    spreads = [_spread(where, quantity, found[quantity], combine_spread(found)) for quantity in KIND_OF_QUANTITY]
-    return spreads + [one for quantity in KIND_OF_QUANTITY for one in _common(where, quantity, rows, origin)]
+    spreads = [
+        _make_spread_row(where, quantity, found[quantity], combine_spread(found)) for quantity in KIND_OF_QUANTITY
+    ]
+    return spreads + [
+        one for quantity in KIND_OF_QUANTITY for one in _make_common_rows(where, quantity, rows, origin)
+    ]
 
 
-def _spread(where: str, quantity: str, found: CardComponents | list[CardShift], spread: CardSpread) -> LedgerRow:
+def _make_spread_row(
+    where: str, quantity: str, found: CardComponents | list[CardShift], spread: CardSpread
+) -> LedgerRow:
     more: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
     if isinstance(found, CardComponents):
         more |= {
@@ -311,7 +321,7 @@ def _spread(where: str, quantity: str, found: CardComponents | list[CardShift], 
     return make_ledger_row(where, f"{quantity}, deviation of another card", rows, None, **more)
 
 
-def _common(where: str, quantity: str, rows: KernelRows, origin: RowOrigins) -> list[LedgerRow]:
+def _make_common_rows(where: str, quantity: str, rows: KernelRows, origin: RowOrigins) -> list[LedgerRow]:
     """Return the share of kernels in common that lie within the spread that the other cards show."""
     found = check_left_out_cards(rows, origin, quantity)
     if not found:
@@ -330,7 +340,9 @@ def name_of(card: str) -> str:
 
 def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     """Return latency and power of each case from a fit that never saw its model family."""
-    compute_s, memory_s, operators = (np.array(c) for c in zip(*(_terms(case, gpu) for case in cases), strict=True))
+    compute_s, memory_s, operators = (
+        np.array(c) for c in zip(*(_roofline_terms(case, gpu) for case in cases), strict=True)
+    )
     latency = np.array([float(case.row.latency_s or np.nan) for case in cases])
     power = np.array([float(case.row.power_w or np.nan) for case in cases])
     family = np.array([model_family(case.row.model) for case in cases])
@@ -363,7 +375,7 @@ def solve_relative(terms: Array, target: Array) -> Array:
     return np.asarray(nnls(terms / target[:, None], np.ones(len(target)))[0])
 
 
-def _terms(case: ModelCase, gpu: Gpu) -> tuple[float, float, float]:
+def _roofline_terms(case: ModelCase, gpu: Gpu) -> tuple[float, float, float]:
     """Return seconds of all arithmetic at peak, seconds of all bytes at peak, and the number of operators."""
     kernels = lower_graph(case.graph, gpu, reference_chip(gpu))
     rate = np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.max_hz))

@@ -176,7 +176,7 @@ _COLUMNS = ("set", "quantity", "n", "mape", "floor", "published", "must", "aim")
 
 def format_ledger(rows: list[LedgerRow]) -> str:
     """Format rows as a plain table; further entries of a row stand at its end."""
-    lines = [_cells(row) for row in rows]
+    lines = [_format_row(row) for row in rows]
     head = [*_COLUMNS, ""]
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
     return "\n".join(
@@ -204,7 +204,7 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
     text += [_LEGEND, ""]
     for name in dict.fromkeys(row["set"] for row in rows):
         text += [f"## {name}", "", f"| {' | '.join(_COLUMNS[1:])} | |", f"|{'---|' * len(_COLUMNS)}"]
-        text += [f"| {' | '.join(_cells(row)[1:])} |" for row in rows if row["set"] == name]
+        text += [f"| {' | '.join(_format_row(row)[1:])} |" for row in rows if row["set"] == name]
         text.append("")
     return "\n".join(text)
 
@@ -218,15 +218,15 @@ _LEGEND = (
 )
 
 
-def _cells(row: LedgerRow) -> list[str]:
+def _format_row(row: LedgerRow) -> list[str]:
     more = {k: v for k, v in row.items() if k not in _COLUMNS and v is not None}
     return [
-        *(_text(row[name]) for name in _COLUMNS),
+        *(_format_value(row[name]) for name in _COLUMNS),
         ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in more.items()),
     ]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float) and 0.0 < abs(value) < 0.05:
         return f"{value:.2g}"
     return "" if value is None else (f"{value:.1f}" if isinstance(value, float) else str(value))

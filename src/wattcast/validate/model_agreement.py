@@ -77,7 +77,7 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
     assert bundle is not None
     forecast_w = _held_out_watts(folder.parent.parent / "predictor" / "bundle" / gpu / "out_of_fold.parquet")
     entries = measured_energies.counted_rows(folder, gpu)
-    chosen = _choose([row for row, _ in entries], forecast_w, count)
+    chosen = _choose_rows([row for row, _ in entries], forecast_w, count)
     launches = measured_energies.read_operators(folder, gpu).select(np.isin(np.arange(len(entries)), chosen))
     parts = {
         "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
@@ -92,8 +92,8 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         timeline = analyse_kernels(kernels, chip, bundle)
         detail = detail_at_clock(timeline, find_governed_point(timeline, chip, OperatingPoint(), bundle).at, bundle)
         watts = (detail.kernel_part_w * detail.kernel_s[..., np.newaxis]).sum(axis=-2) / detail.kernel_s.sum()
-        places = _group(bundle.power.parts, watts.reshape(-1), _places("module"))
-        total_w = forecast_w[_key(row)]
+        places = _group_watts(bundle.power.parts, watts.reshape(-1), _read_places("module"))
+        total_w = forecast_w[_row_key(row)]
         scale = total_w / sum(places.values())  # parts are of the shipped fit, the total of one without this shape
         place_w = {"forecast": {place: scale * value for place, value in places.items()}}
         place_w |= {model: parts[model][k] for model in parts}
@@ -164,22 +164,26 @@ def format_views(views: Sequence[KernelViews]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _key(row: Plain) -> str:
+def _row_key(row: Plain) -> str:
     return f"{row['latency_s']:.5e}"
 
 
 def _held_out_watts(path: Path) -> dict[str, float]:
     """Return the held-out power of each sustained row of random data, by its latency, where no other has the same."""
     rows = [row for row in read_table(path) if row["kind"] == "sustained" and row["predicted_power_w"] is not None]
-    seen = Counter(_key(row) for row in rows)
-    return {_key(row): row["predicted_power_w"] for row in rows if row["data"] == "random" and seen[_key(row)] == 1}
+    seen = Counter(_row_key(row) for row in rows)
+    return {
+        _row_key(row): row["predicted_power_w"]
+        for row in rows
+        if row["data"] == "random" and seen[_row_key(row)] == 1
+    }
 
 
-def _choose(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> list[int]:
+def _choose_rows(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> list[int]:
     """Choose rows of operators never used: a few of each family by the order of their hash, then the rest alike."""
     first: dict[str, int] = {}
     for i, row in enumerate(rows):
-        if measured_energies.is_held_out(row["spec"]) and _key(row) in known and row["memory_power_w"]:
+        if measured_energies.is_held_out(row["spec"]) and _row_key(row) in known and row["memory_power_w"]:
             first.setdefault(row["spec"], i)
     order = [first[spec] for spec in sorted(first)]
     rank: dict[str, int] = {}
@@ -191,13 +195,13 @@ def _choose(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> li
     return sorted(i for _, i in sorted(places, key=lambda place: place[0])[:count])
 
 
-def _places(of: str) -> dict[str, str]:
+def _read_places(of: str) -> dict[str, str]:
     """Return where modules, events or components spend their power, by name."""
     rows = read_shipped_table("wattcast.validate", "power_places.csv")
     return {row["name"]: row["place"] for row in rows if row["of"] == of}
 
 
-def _group(
+def _group_watts(
     parts: Sequence[str], watts: Array, place_of: Mapping[str, str], default: str = "base"
 ) -> dict[str, float]:
     found = dict.fromkeys(PLACES, 0.0)
@@ -211,7 +215,7 @@ def _component_parts(launches: measured_energies.CountedLaunches, gpu: str) -> l
     power = model.power(
         measured_energies.launches_to_activity(launches, float(measured_energies.measured_chip(gpu).design.sm_count))
     )
-    return [_group(power.parts, watts, _places("component"), SM) for watts in power.part_w]
+    return [_group_watts(power.parts, watts, _read_places("component"), SM) for watts in power.part_w]
 
 
 def _counter_parts(
@@ -219,8 +223,10 @@ def _counter_parts(
 ) -> list[dict[str, float]]:
     """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
     model = load_saved_model(Path(gpu)).model
-    modules = _places("module")
-    place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()} | _places("event")
+    modules = _read_places("module")
+    place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()} | _read_places(
+        "event"
+    )
     chip, found = find_gpu(gpu), []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
         events: dict[str, float] = {}
@@ -232,5 +238,5 @@ def _counter_parts(
         counts = np.array([list(events.values())])
         activity = Activity(np.array([seconds]), counts, tuple(events), at, ActivitySource.PROFILED)
         power = model.power(activity)
-        found.append(_group(power.parts, power.part_w[0], place_of))
+        found.append(_group_watts(power.parts, power.part_w[0], place_of))
     return found

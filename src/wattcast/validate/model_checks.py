@@ -83,7 +83,7 @@ class ComparedModels:
 def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> ComparedModels:
     """Predict every case as it was run; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    found = [_predicted(case, gpu, bundle, top_hz) for case in cases]
+    found = [_predict_case(case, gpu, bundle, top_hz) for case in cases]
     seconds, watts, hertz, top_w = (np.array(c) for c in zip(*found, strict=True))
     return ComparedModels(
         tuple(cases),
@@ -99,7 +99,7 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
     )
 
 
-def _predicted(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tuple[float, ...]:
+def _predict_case(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tuple[float, ...]:
     if case.row.graph:
         bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     p = predict_graph(case.graph, gpu, OperatingPoint(), bundle)
@@ -151,7 +151,7 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
     top_hz = np.full(len(at), float(np.mean(gpu.clocks.max_hz)))
     return [
         latency("latency", at, must=11.0, aim=7.0),
-        *(latency(f"latency, {name}", at & mask) for name, mask in _kinds(found).items()),
+        *(latency(f"latency, {name}", at & mask) for name, mask in _mask_kinds(found).items()),
         latency("latency, not capped", free),
         latency("latency, capped", capped),
         power("power", at, must=4.5, aim=3.0),
@@ -162,7 +162,7 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
     ]
 
 
-def _kinds(found: ComparedModels) -> dict[str, Mask]:
+def _mask_kinds(found: ComparedModels) -> dict[str, Mask]:
     """Return a mask for each phase, kind of attention and model."""
     rows = [case.row for case in found.cases]
     phases = {name: np.array([r.phase == name for r in rows]) for name in dict.fromkeys(r.phase for r in rows)}

@@ -169,10 +169,12 @@ def list_catalogue() -> CatalogueOut:
     """Return every GPU and model with its key facts; cards in data centres come first, those of museums last."""
     gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
     models = map(model_catalogue.load_model, model_catalogue.list_models())
-    return CatalogueOut(__version__, [_gpu(gpu) for gpu in gpus], [_model(model) for model in models])
+    return CatalogueOut(
+        __version__, [_gpu_to_output(gpu) for gpu in gpus], [_model_to_output(model) for model in models]
+    )
 
 
-def _gpu(gpu: Gpu) -> GpuOut:
+def _gpu_to_output(gpu: Gpu) -> GpuOut:
     low_hz, high_hz = find_clock_span(gpu)
     limit_w = float(np.mean(gpu.power.limit_w))
     least, most, step = gpu.power.min_limit_w, gpu.power.max_limit_w, gpu.clocks.step_hz
@@ -199,7 +201,7 @@ def _gpu(gpu: Gpu) -> GpuOut:
     )
 
 
-def _model(model: ModelSpec) -> ModelOut:
+def _model_to_output(model: ModelSpec) -> ModelOut:
     context = getattr(model.dims, "max_positions", None)
     return ModelOut(model.name, model.title, str(model.kind), count_parameters(model), context)
 
@@ -266,13 +268,18 @@ def operators_to_csv(seen: Sequence[ConfigurationView]) -> bytes:
         p = look.prediction
         for share in p.ops:
             watts = {m.name: float(m.power_w) for m in share.modules}
-            words = [_inert(p.name), _inert(p.gpu), _inert(str(share.op)), _inert(share.op.label)]
+            words = [
+                _quote_formula(p.name),
+                _quote_formula(p.gpu),
+                _quote_formula(str(share.op)),
+                _quote_formula(share.op.label),
+            ]
             numbers = [share.count, float(share.latency_s), float(share.power_w), float(share.energy_j)]
             writer.writerow([index, *words, *numbers, *(watts.get(part, "") for part in parts)])
     return out.getvalue().encode()
 
 
-def _inert(cell: str) -> str:
+def _quote_formula(cell: str) -> str:
     """Quote text that a spreadsheet would take for a formula (OWASP, CSV injection)."""
     return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell else cell
 
@@ -341,7 +348,7 @@ def _answer_plan(asked: PlanRequest) -> dict[str, Any]:
     ttft, tpot = (None if s is None else f"p{asked.percentile:g}:{s}s" for s in (asked.ttft_s, asked.tpot_s))
     return plan(
         _model_of(asked),
-        [_card(name)[0] for name in asked.gpus],
+        [_load_card(name)[0] for name in asked.gpus],
         rate=asked.rate_per_s,
         prompt=asked.prompt,
         output=asked.output,
@@ -359,14 +366,14 @@ def _answer_plan(asked: PlanRequest) -> dict[str, Any]:
 
 
 def _answer_simulate(asked: SimulationRequest) -> dict[str, Any]:
-    trace = None if asked.trace is None else parse_trace(asked.trace.encode(), _label(asked.trace_name))
+    trace = None if asked.trace is None else parse_trace(asked.trace.encode(), _clip_label(asked.trace_name))
     count = len(trace) if trace is not None else (asked.rate_per_s or 0.0) * asked.seconds
     if count > MOST_SIMULATED:
         raise BadInput(f"{count:,.0f} requests; over HTTP at most {MOST_SIMULATED:,}. Use the command line.")
     given = ("prompt", "output", "seconds", "arrivals", "dtype", "weights", "kv_dtype", "tp", "replicas")
     found = simulate(
         _model_of(asked),
-        _card(asked.gpu)[0],
+        _load_card(asked.gpu)[0],
         trace=trace,
         rate=asked.rate_per_s,
         clock=asked.clock_hz,
@@ -386,7 +393,7 @@ def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
     given = ("gpus", "tokens", "seq", "lora", "minimise")
     found = train(
         _model_of(asked),
-        _card(asked.gpu)[0],
+        _load_card(asked.gpu)[0],
         dtype=asked.precision,
         clock=asked.clock_hz,
         power_limit=asked.power_limit_w,
@@ -419,9 +426,9 @@ def _answer_report(asked: ConfigurationList) -> Answer:
 
 
 def _view_of(asked: Configuration) -> ConfigurationView:
-    work = _workload(asked)
+    work = _load_workload(asked)
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
-    gpu, bundle = _card(asked.gpu)
+    gpu, bundle = _load_card(asked.gpu)
     settings = RunSettings(
         asked.clock_hz,
         asked.power_limit_w,
@@ -437,35 +444,37 @@ def _view_of(asked: Configuration) -> ConfigurationView:
 
 
 def _room_of(asked: Configuration) -> MemoryRoom:
-    work = _workload(asked)
-    return compute_memory_room(work if isinstance(work, ModelSpec) else None, _card(asked.gpu)[0], asked.options())
+    work = _load_workload(asked)
+    return compute_memory_room(
+        work if isinstance(work, ModelSpec) else None, _load_card(asked.gpu)[0], asked.options()
+    )
 
 
 @lru_cache(maxsize=64)
-def _card(name: str) -> tuple[Gpu, Bundle]:
+def _load_card(name: str) -> tuple[Gpu, Bundle]:
     """Return a catalogue GPU, never a file, and its coefficients."""
     gpu = hardware.load_gpu(name)
     return gpu, bundle_for(gpu)
 
 
 def _model_of(asked: Workload) -> ModelSpec:
-    work = _workload(asked)
+    work = _load_workload(asked)
     if isinstance(work, Graph):
         raise bad_value("file", "a model: its name, or a Hugging Face config.json", "a list of operators")
     return work
 
 
-def _workload(asked: Workload) -> ModelSpec | Graph:
+def _load_workload(asked: Workload) -> ModelSpec | Graph:
     if (asked.model is None) == (asked.file is None):
         raise bad_value("request", "either a model or a file", "both" if asked.model else "neither")
     if asked.model is not None:
         return model_catalogue.load_model(asked.model)
     assert asked.file is not None
     content = bytes(asked.file.content)
-    return _uploaded(hashlib.sha256(content).digest(), _label(asked.file.name), content)
+    return _load_upload(hashlib.sha256(content).digest(), _clip_label(asked.file.name), content)
 
 
-def _label(name: str) -> str:
+def _clip_label(name: str) -> str:
     """Return the last part of a name, short enough for a sentence; it is never opened."""
     return clip_text(PurePath(name.replace("\\", "/")).name or "upload", 60)
 
@@ -473,7 +482,7 @@ def _label(name: str) -> str:
 _uploads: OrderedDict[tuple[bytes, str], ModelSpec | Graph] = OrderedDict()
 
 
-def _uploaded(digest: bytes, label: str, content: bytes) -> ModelSpec | Graph:
+def _load_upload(digest: bytes, label: str, content: bytes) -> ModelSpec | Graph:
     """Return an upload, parsed once."""
     key = (digest, label)
     if key not in _uploads:

@@ -225,38 +225,38 @@ def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = LOOPBACK) -> R
             yield
 
     app = FastAPI(title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
-    _errors(app)
-    _pages(app)
-    _questions(app, pool)
-    _live(app, FeedWatchers(feed))
-    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+    _add_error_handlers(app)
+    _add_pages(app)
+    _add_questions(app, pool)
+    _add_live_feed(app, FeedWatchers(feed))
+    app.openapi = lambda: _make_schema(app)  # type: ignore[method-assign]
     return RequestGuard(app, hosts)
 
 
 def openapi_schema() -> dict[str, Any]:
     """Return the OpenAPI schema without a server."""
     app = FastAPI(title="Wattcast", version=__version__)
-    _questions(app, WorkerPool())
-    _live(app, FeedWatchers(recorded_feed()))
-    return _schema(app)
+    _add_questions(app, WorkerPool())
+    _add_live_feed(app, FeedWatchers(recorded_feed()))
+    return _make_schema(app)
 
 
-def _errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return _plain(error.status_code, str(error.detail), dict(error.headers or {}))
+        return _plain_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return _plain(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}.")
+        return _plain_response(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}.")
 
 
-def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+def _plain_response(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
     return Response(answers.make_refusal(status, text).body, status, headers, media_type="application/json")
 
 
-def _pages(app: FastAPI) -> None:
+def _add_pages(app: FastAPI) -> None:
     folder = files("wattcast.web").joinpath("assets")
     held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     packed = {name: gzip.compress(data, mtime=0) for name, data in held.items()}
@@ -268,23 +268,23 @@ def _pages(app: FastAPI) -> None:
     async def asset(request: Request) -> Response:
         name = request.path_params.get("name", "icon.svg" if request.url.path == "/favicon.ico" else "index.html")
         if name not in held:  # a table of names, not a folder
-            return _plain(404, "there is no such file.")
+            return _plain_response(404, "there is no such file.")
         kind = ASSET_TYPES[name.rpartition(".")[2]]
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind)
         return Response(held[name], headers=fresh, media_type=kind)
 
 
-def _questions(app: FastAPI, pool: WorkerPool) -> None:
+def _add_questions(app: FastAPI, pool: WorkerPool) -> None:
     def endpoint(kind: str) -> Any:
         async def post(request: Request) -> Response:
             said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if said != "application/json":
-                return _plain(415, "request: expected content-type application/json.")
+                return _plain_response(415, "request: expected content-type application/json.")
             body = await request.body()
             if (entries := body.count(b"{")) > MOST_ENTRIES:
                 wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
-                return _plain(413, f"{wanted} Use the command line.")
+                return _plain_response(413, f"{wanted} Use the command line.")
             return await _asked(pool, kind, body)
 
         return post
@@ -297,15 +297,19 @@ def _questions(app: FastAPI, pool: WorkerPool) -> None:
             methods=["POST"],
             summary=summary,
             operation_id=kind,
-            responses=_responses(gives),
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": _of(takes)}}},
+            responses=_describe_responses(gives),
+            openapi_extra={
+                "requestBody": {"required": True, "content": {"application/json": _refer_to_schema(takes)}}
+            },
         )
 
-    @app.get("/api/catalogue", summary="GPUs and models", responses=_responses(answers.CatalogueOut))
+    @app.get("/api/catalogue", summary="GPUs and models", responses=_describe_responses(answers.CatalogueOut))
     async def catalogue() -> Response:
         return await _asked(pool, "catalogue", b"")
 
-    @app.get("/api/gpu", summary="Every number of a GPU, with sources", responses=_responses(answers.GpuDetailOut))
+    @app.get(
+        "/api/gpu", summary="Every number of a GPU, with sources", responses=_describe_responses(answers.GpuDetailOut)
+    )
     async def gpu(name: Annotated[str, Query(max_length=64)]) -> Response:
         return await _asked(pool, "gpu", name.encode())
 
@@ -324,20 +328,20 @@ async def _asked(pool: WorkerPool, kind: str, body: bytes) -> Response:
     return Response(reply.body, reply.status, headers, media_type=reply.type)
 
 
-def _live(app: FastAPI, watchers: FeedWatchers) -> None:
-    @app.get("/api/live/about", summary="What the live view shows", responses=_responses(FeedInfo))
+def _add_live_feed(app: FastAPI, watchers: FeedWatchers) -> None:
+    @app.get("/api/live/about", summary="What the live view shows", responses=_describe_responses(FeedInfo))
     async def about() -> Response:
         return Response(msgspec.json.encode(watchers.feed.about), media_type="application/json")
 
     @app.get(
         "/api/live",
         summary="Measured points as server-sent events",
-        responses=_responses("text/event-stream"),
+        responses=_describe_responses("text/event-stream"),
         response_class=StreamingResponse,
     )
     async def live(request: Request, speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0) -> Response:
         if watchers.full:
-            return _plain(503, "as many are watching as may; try again later.")
+            return _plain_response(503, "as many are watching as may; try again later.")
         return StreamingResponse(
             watchers.events(speed, request.is_disconnected),
             media_type="text/event-stream",
@@ -345,22 +349,23 @@ def _live(app: FastAPI, watchers: FeedWatchers) -> None:
         )
 
 
-def _of(kind: type) -> dict[str, Any]:
+def _refer_to_schema(kind: type) -> dict[str, Any]:
     if kind is dict:
         return {"schema": {"type": "object"}}
     return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
 
 
-def _responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
+def _describe_responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
     text = {"schema": {"type": "string"}}
-    content = {kind: text for kind in gives.split()} if isinstance(gives, str) else {"application/json": _of(gives)}  # noqa: C420
+    is_text = isinstance(gives, str)
+    content = dict.fromkeys(gives.split(), text) if is_text else {"application/json": _refer_to_schema(gives)}
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
     for status, said in _REFUSED.items():
-        found[status] = {"description": said, "content": {"application/json": _of(answers.ErrorOut)}}
+        found[status] = {"description": said, "content": {"application/json": _refer_to_schema(answers.ErrorOut)}}
     return found
 
 
-def _schema(app: FastAPI) -> dict[str, Any]:
+def _make_schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         plain = get_openapi(title=app.title, version=app.version, routes=app.routes, summary="GPU time and power")
         kinds = [answers.ErrorOut, *(answers.REQUEST_KINDS[kind][0] for kind in POST_ROUTES), *GET_ROUTES.values()]

@@ -161,12 +161,12 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
         folder = files("wattcast.web").joinpath("recorded")
         about = decode_json(folder.joinpath("h200-linear.json").read_bytes(), FeedInfo, "h200-linear.json")
         with as_file(folder.joinpath("h200-linear.npz")) as shipped:
-            return _replay(EnergySamples.load(shipped), about)
+            return _replay_samples(EnergySamples.load(shipped), about)
     read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
-    return _replay(EnergySamples.load(path), FeedInfo(path.stem))
+    return _replay_samples(EnergySamples.load(path), FeedInfo(path.stem))
 
 
-def _replay(samples: EnergySamples, about: FeedInfo) -> ReplayFeed:
+def _replay_samples(samples: EnergySamples, about: FeedInfo) -> ReplayFeed:
     if not len(samples):
         raise BadInput(f"{about.title}: the recording is empty.")
     found = read_points(samples, float(samples["time_s"][0]))
@@ -209,17 +209,17 @@ class FeedWatchers:
         self.now += 1
         stream = self.feed.stream(speed)
         try:
-            yield _event("about", self.feed.about)
+            yield _encode_event("about", self.feed.about)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._longest_s):
                     async for batch in stream:
                         if gone is not None and await gone():
                             return
                         if batch:
-                            yield _event("points", batch)
-            yield _event("end", {})
+                            yield _encode_event("points", batch)
+            yield _encode_event("end", {})
         except MissingTool as error:
-            yield _event("end", {"error": str(error)})
+            yield _encode_event("end", {"error": str(error)})
         finally:
             self.now -= 1
             close = getattr(stream, "aclose", None)
@@ -227,5 +227,5 @@ class FeedWatchers:
                 await close()
 
 
-def _event(name: str, data: object) -> bytes:
+def _encode_event(name: str, data: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

@@ -318,7 +318,7 @@ def design_from_gpu(
         notes.append(f"{volts:g} V at the top clock, a stand-in")
     lines, sector = int(assumed_value("line_byte")), int(assumed_value("sector_byte"))
     ways = int(assumed_value("cache_ways"))
-    shared = _whole(gpu.need("sm.shared_byte"))
+    shared = _round_whole(gpu.need("sm.shared_byte"))
     words = int(assumed_value("warp_size"))
     unit = lines * ways
     banks, bank_bit = int(assumed_value("register_banks")), int(assumed_value("register_bank_bit"))
@@ -328,10 +328,10 @@ def design_from_gpu(
     read, write = (
         None if joule is None else joule * sector for joule in (memory.read_j_per_byte, memory.write_j_per_byte)
     )
-    l2_byte, l2_ways = _whole(gpu.need("l2.capacity_byte")), int(assumed_value("l2_ways"))
+    l2_byte, l2_ways = _round_whole(gpu.need("l2.capacity_byte")), int(assumed_value("l2_ways"))
     slices = max(round(l2_byte / assumed_value("l2_slice_byte")), 1)
     slice_byte = max(l2_byte // slices // (lines * l2_ways), 1) * lines * l2_ways
-    sms = _whole(gpu.sm_count)
+    sms = _round_whole(gpu.sm_count)
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
     die = next((row for row in dies if row["gpu"] == gpu.name), None)
     if die is not None:  # mean wire between SM and L2: a quarter of a square die's side each way to the middle
@@ -348,7 +348,7 @@ def design_from_gpu(
         sms,
         float(np.mean(gpu.clocks.max_hz)),
         RegisterFile(
-            _whole(gpu.need("sm.register_count")),
+            _round_whole(gpu.need("sm.register_count")),
             banks,
             bank_bit,
             int(assumed_value("collectors")),
@@ -371,15 +371,15 @@ def design_from_gpu(
         0.0,
         voltage_v=volts,
         temperature_k=temperature_k if temperature_k is not None else assumed_value("temperature_k"),
-        warps=max(_whole(gpu.need("sm.thread_count")) // words, 1),
+        warps=max(_round_whole(gpu.need("sm.thread_count")) // words, 1),
         issue=int(assumed_value("partitions")),
         decode=1,
         depth=int(assumed_value("pipeline_depth")),
         instruction_bit=int(assumed_value("instruction_bit")),
         address_bit=int(assumed_value("address_bit")),
-        lanes=max(_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),
-        integer_lanes=_whole(gpu.pipes.int32_op_per_cycle or 32.0),
-        sfu_lanes=_whole(gpu.pipes.sfu_op_per_cycle or 4.0),
+        lanes=max(_round_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),
+        integer_lanes=_round_whole(gpu.pipes.int32_op_per_cycle or 32.0),
+        sfu_lanes=_round_whole(gpu.pipes.sfu_op_per_cycle or 4.0),
         warp_size=words,
         pending=int(assumed_value("pending_requests")),
         words_of_access=words,
@@ -403,5 +403,5 @@ def _make_controller(gpu: Gpu) -> MemoryController:
     return MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock)
 
 
-def _whole(value: Sweepable) -> int:
+def _round_whole(value: Sweepable) -> int:
     return round(float(np.mean(value)))

@@ -208,18 +208,18 @@ def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -
             raise bad_value(f"{name}: factor", "above zero", factor)
     found = design
     if "registers" in factors:
-        count = _whole("registers", design.registers.registers, factors["registers"])
+        count = _scale_whole("registers", design.registers.registers, factors["registers"])
         found = replace(found, registers=replace(design.registers, registers=count))
     for name, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2")):
         old: chip_design.CacheShape | None = getattr(design, field)
         if name in factors and old is None:
             raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
         if name in factors and old is not None:
-            size = _whole(name, old.capacity_byte, factors[name])
+            size = _scale_whole(name, old.capacity_byte, factors[name])
             resized: dict[str, Any] = {field: replace(old, capacity_byte=size)}
             found = replace(found, **resized)
     if "sms" in factors:
-        count = _whole("sms", design.sm_count, factors["sms"])
+        count = _scale_whole("sms", design.sm_count, factors["sms"])
         ports = ceil(design.router.inputs * count / design.sm_count)
         found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
     if found.link_um:
@@ -241,7 +241,7 @@ def compare_chips(before: BuiltChip, after: BuiltChip) -> tuple[EnergyChange, ..
     return tuple(rows)
 
 
-def _whole(name: str, size: int, factor: float) -> int:
+def _scale_whole(name: str, size: int, factor: float) -> int:
     found = size * factor
     if abs(found - round(found)) > 1e-9 * found:
         raise bad_value(f"{name} times {factor:g}", "a whole number", found)

@@ -166,14 +166,14 @@ def bank_cost(
     wide_um, high_um = cell_sides_um(tech, ports)
     swing_v = bitline_swing_v(tech)
     column_um = wide_um * part.column_mux / ports.reading
-    decode = _decoder(tech, part, wide_um, high_um)
+    decode = _decoder_cost(tech, part, wide_um, high_um)
     read, write = _bitline_j(tech, part, high_um, column_um, swing_v)
     amplifier_f = _amplifier_f(tech, column_um)
     sensed = part.column / part.column_mux * part.per_mat
-    precharge = _precharge(tech, part, wide_um)
+    precharge = _precharge_cost(tech, part, wide_um)
     leaving = part.mat_bit if not tag_ways else tag_ways / part.active_mats  # of tags only hits leave a mat
-    out = _output(tech, part, high_um, leaving)
-    compare = _comparators(tech, part, tag_ways)
+    out = _output_cost(tech, part, high_um, leaving)
+    compare = _comparator_cost(tech, part, tag_ways)
     mat_width_um, mat_height_um = mat_sides_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     # energies of one mat
     both_j = decode.energy_j + precharge.energy_j + compare.energy_j
@@ -220,7 +220,7 @@ def wire_tree_cost(
     return CircuitCost(run.energy_j + node_j, run.delay_s, run.subthreshold_w, run.gate_w)
 
 
-def _decoder(tech: Technology, part: ArrayPartition, wide_um: float, high_um: float) -> CircuitCost:
+def _decoder_cost(tech: Technology, part: ArrayPartition, wide_um: float, high_um: float) -> CircuitCost:
     """Return the cost of two predecoders of half the address each, the row gates that join them, and the wordline."""
     line_f = part.column * (
         2.0 * gate_capacitance_f(tech, ACCESS * tech.feature_um) + wide_um * wire_f_per_um(tech, tech.local)
@@ -295,7 +295,7 @@ def _sense_s(tech: Technology, load_f: Sweepable, swing_v: float) -> Array:
     return np.asarray(load_f / transconductance * np.log(tech.voltage_v / swing_v))
 
 
-def _precharge(tech: Technology, part: ArrayPartition, wide_um: float) -> CircuitCost:
+def _precharge_cost(tech: Technology, part: ArrayPartition, wide_um: float) -> CircuitCost:
     """Return the cost of the line that switches precharge and equalising transistors of every column."""
     min_um = tech.min_width_um
     column_f = gate_capacitance_f(tech, (2.0 * 6.0 + 1.0) * tech.p_to_n * min_um) + wide_um * wire_f_per_um(
@@ -305,7 +305,7 @@ def _precharge(tech: Technology, part: ArrayPartition, wide_um: float) -> Circui
     return line.times(part.per_mat, part.per_mat)
 
 
-def _output(tech: Technology, part: ArrayPartition, high_um: float, bits: Array) -> CircuitCost:
+def _output_cost(tech: Technology, part: ArrayPartition, high_um: float, bits: Array) -> CircuitCost:
     """Return the cost of moving ``bits`` of a mat from sense amplifiers through multiplexers down the subarray."""
     feature, min_um = tech.feature_um, tech.min_width_um
     inverter_f = float(
@@ -319,7 +319,7 @@ def _output(tech: Technology, part: ArrayPartition, high_um: float, bits: Array)
     return one.times(bits, bits)
 
 
-def _comparators(tech: Technology, part: ArrayPartition, ways: int) -> CircuitCost:
+def _comparator_cost(tech: Technology, part: ArrayPartition, ways: int) -> CircuitCost:
     """Return the cost of four quarter comparators per way, sized as in CACTI 6.5."""
     if not ways:
         return CircuitCost()

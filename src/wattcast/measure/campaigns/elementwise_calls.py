@@ -149,7 +149,7 @@ _MOST_HEADS, _HEAD = 64, 128
 _TENSORS = 16  # of a list of parameters
 
 
-def _columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _sum_columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Sum over rows, so that neighbours in memory belong to different results, as in the gradient of a bias."""
     d = spec.detail
     view = builder.operands.take(spec.operator["dtype"], d["cols"], d["rows"])
@@ -157,7 +157,7 @@ def _columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: reduce(0)
 
 
-def _append(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _append_cache(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Put new keys behind a cache, (batch, heads, length, dim); strided: the new ones are a slice of a projection."""
     torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
     rows, last = d["rows"], d["last"]
@@ -173,7 +173,7 @@ def _append(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: torch.cat([old, new], dim=2)
 
 
-def _join(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _join_parts(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Join parts of like size; one part alone is what a cache begins with, keys as a projection leaves them."""
     torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
     rows, cols, last = d["rows"], d["cols"], d["last"]
@@ -187,7 +187,7 @@ def _join(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: torch.cat([nothing, new], dim=2)
 
 
-def _scatter(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _scatter_gradient(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Compute the gradient of a table of embeddings that is as tall as the pick."""
     torch, d = builder.torch, spec.detail
     grad = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
@@ -218,7 +218,7 @@ def _batch_norm(builder: CallBuilder, spec: OperatorSpec) -> Run:
     )[0]  # fmt: skip
 
 
-def _pool(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _pool_windows(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Take the largest of each window with its place, or compute the gradient."""
     d, dtype = spec.detail, spec.operator["dtype"]
     aten = builder.torch.ops.aten
@@ -233,7 +233,7 @@ def _pool(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
 
 
-def _dropout(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _drop_elements(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Set random elements to zero and write the mask too, or compute the gradient through that mask."""
     torch, d = builder.torch, spec.detail
     x = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
@@ -244,7 +244,7 @@ def _dropout(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: aten.native_dropout_backward(x, mask, 1.0 / (1.0 - DROPPED))
 
 
-def _adamw(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _step_adamw(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Run one fused AdamW step over a list of tensors, which are copies, since it writes to what it reads."""
     torch, n = builder.torch, spec.operator["n"]
     dtype = torch_dtype(torch, spec.operator["dtype"])
@@ -272,14 +272,14 @@ def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Build the call of an elementwise operator; ``detail["form"]`` chooses the shape of its operands."""
     width = torch_dtype(builder.torch, spec.operator["dtype"]).itemsize
     out = torch_dtype(builder.torch, spec.operator.get("out_dtype", spec.operator["dtype"])).itemsize
-    n, inputs = spec.operator["n"], _inputs(spec)
+    n, inputs = spec.operator["n"], _count_inputs(spec)
     byte = spec.operator.get("read", inputs * n * width) + spec.operator.get("write", n * out)
     sets = builder.sets(spec, byte, spec.rotated == "all")
     runs = [FORMS[spec.detail["form"]](builder, spec) for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
 
 
-def _function(torch: Any, spec: OperatorSpec) -> Apply:
+def _find_function(torch: Any, spec: OperatorSpec) -> Apply:
     """Return PyTorch's function; most have our name, and gradients that of ATen's backward functions."""
     functional, aten, name = torch.nn.functional, torch.ops.aten, spec.operator["function"]
     out = torch_dtype(torch, spec.operator.get("out_dtype", spec.operator["dtype"]))
@@ -310,45 +310,45 @@ def _function(torch: Any, spec: OperatorSpec) -> Apply:
     return found
 
 
-def _inputs(spec: OperatorSpec) -> int:
+def _count_inputs(spec: OperatorSpec) -> int:
     return 2 if spec.operator["function"] in (*BINARY, *GRADIENTS) else 1
 
 
-def _sizes(spec: OperatorSpec) -> tuple[str, int, int]:
+def _read_sizes(spec: OperatorSpec) -> tuple[str, int, int]:
     return spec.operator["dtype"], spec.detail["rows"], spec.detail["cols"]
 
 
-def _contiguous(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    dtype, rows, cols = _sizes(spec)
-    views = [builder.operands.take(dtype, rows, cols) for _ in range(_inputs(spec))]
-    apply = _function(builder.torch, spec)
+def _call_contiguous(builder: CallBuilder, spec: OperatorSpec) -> Run:
+    dtype, rows, cols = _read_sizes(spec)
+    views = [builder.operands.take(dtype, rows, cols) for _ in range(_count_inputs(spec))]
+    apply = _find_function(builder.torch, spec)
     return lambda: apply(*views)
 
 
-def _strided(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _call_strided(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Take operands that are column slices of tensors twice as wide, as q, k and v in one projection are."""
-    torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
+    torch, (dtype, rows, cols) = builder.torch, _read_sizes(spec)
     function = spec.operator["function"]
     if function == "cat":
         left = cols - spec.detail["last"] if "last" in spec.detail else max(cols // 2, 1)
         parts = [builder.operands.take(dtype, rows, 2 * side)[:, :side] for side in (left, cols - left)]
         return lambda: torch.cat(parts, dim=1)
-    views = [builder.operands.take(dtype, rows, 2 * cols)[:, cols:] for _ in range(_inputs(spec))]
-    apply = _function(torch, spec)
+    views = [builder.operands.take(dtype, rows, 2 * cols)[:, cols:] for _ in range(_count_inputs(spec))]
+    apply = _find_function(torch, spec)
     return lambda: apply(*views)
 
 
-def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _call_broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Take one operand that is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
-    dtype, rows, cols = _sizes(spec)
+    dtype, rows, cols = _read_sizes(spec)
     groups = spec.detail.get("groups", 1)
     whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
     by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
     by_column = (1, cols) if groups == 1 else (groups, 1, cols)
     shape = by_row if spec.detail["over"] == "cols" else by_column
     small = builder.operands.take(dtype, *shape)
-    apply, function = _function(builder.torch, spec), spec.operator["function"]
-    if _inputs(spec) == 1 and function not in ("masked_fill", "where"):  # a small tensor spread out
+    apply, function = _find_function(builder.torch, spec), spec.operator["function"]
+    if _count_inputs(spec) == 1 and function not in ("masked_fill", "where"):  # a small tensor spread out
         spread = small.expand(whole)
         return lambda: apply(spread)
     full = builder.operands.take(dtype, *whole)
@@ -361,12 +361,12 @@ def _broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: apply(full, small)
 
 
-def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _call_transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Walk over the first operand across its rows; with ``inner`` > 1 runs of that many elements stay together."""
-    dtype, rows, cols = _sizes(spec)
+    dtype, rows, cols = _read_sizes(spec)
     inner = spec.detail["inner"]
     first = builder.operands.take(dtype, cols, rows // inner, inner).transpose(0, 1)
-    apply = _function(builder.torch, spec)
+    apply = _find_function(builder.torch, spec)
     if spec.operator["function"] in BINARY:
         second = builder.operands.take(dtype, rows // inner, cols, inner)
         return lambda: apply(first, second)
@@ -377,27 +377,27 @@ def _transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
     return lambda: apply(first)
 
 
-def _gather(builder: CallBuilder, spec: OperatorSpec) -> Run:
+def _gather_rows(builder: CallBuilder, spec: OperatorSpec) -> Run:
     """Pick rows by a random index from a table that is as tall as the pick."""
-    torch, (dtype, rows, cols) = builder.torch, _sizes(spec)
+    torch, (dtype, rows, cols) = builder.torch, _read_sizes(spec)
     table = builder.operands.take(dtype, rows, cols)
     index = torch.randint(0, rows, (rows,), device=table.device)
     return lambda: torch.nn.functional.embedding(index, table)
 
 
 FORMS: dict[str, Callable[[CallBuilder, OperatorSpec], Run]] = {
-    "contiguous": _contiguous,
-    "strided": _strided,
-    "broadcast": _broadcast,
-    "transposed": _transposed,
-    "reduce": _contiguous,
-    "gather": _gather,
-    "columns": _columns,
-    "append": _append,
-    "join": _join,
-    "scatter": _scatter,
+    "contiguous": _call_contiguous,
+    "strided": _call_strided,
+    "broadcast": _call_broadcast,
+    "transposed": _call_transposed,
+    "reduce": _call_contiguous,
+    "gather": _gather_rows,
+    "columns": _sum_columns,
+    "append": _append_cache,
+    "join": _join_parts,
+    "scatter": _scatter_gradient,
     "batchnorm": _batch_norm,
-    "pool": _pool,
-    "dropout": _dropout,
-    "adamw": _adamw,
+    "pool": _pool_windows,
+    "dropout": _drop_elements,
+    "adamw": _step_adamw,
 }

@@ -192,7 +192,7 @@ def measure_traffic(
     energy_j, made = row.get("energy_j"), row["output_tokens"]
     row["energy_j_per_token"] = energy_j / made if energy_j and made else None
     requests = [request.plain(run, number) for number, request in enumerate(served)]
-    steps = {name: _rounded(values, name) for name, values in table.items()}
+    steps = {name: _round_column(values, name) for name, values in table.items()}
     return row, requests, {"run": run} | steps, {"run": run} | power_over_time(samples, origin_s)
 
 
@@ -256,7 +256,7 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
     return found
 
 
-def _rounded(values: Array, name: str) -> list[float | None]:
+def _round_column(values: Array, name: str) -> list[float | None]:
     """Round times to the microsecond, shares to four digits, counts to whole numbers; None where not known."""
     if name.endswith("_s"):
         return [round(float(value), 6) if np.isfinite(value) else None for value in values]

@@ -307,12 +307,12 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
         "latency_s": latency_s,
         "latency_median_s": float(np.median(period_s)),
         "latency_spread_s": float(period_s.std()),
-        **{name: _mean(steps[name]) for name in _MEANS},
-        "device_median_s": _median(steps["device_s"]),
-        "host_median_s": _median(steps["host_s"]),
+        **{name: _finite_mean(steps[name]) for name in _MEANS},
+        "device_median_s": _finite_median(steps["device_s"]),
+        "host_median_s": _finite_median(steps["host_s"]),
         "steps": number,
-        "prompt_tokens_per_step": _mean(steps["prompt_tokens"]),
-        "context_mean": _mean(steps["decode_context"]) / decodes if point.batch else 0.0,
+        "prompt_tokens_per_step": _finite_mean(steps["prompt_tokens"]),
+        "context_mean": _finite_mean(steps["decode_context"]) / decodes if point.batch else 0.0,
         "power_w": power_w,
         "power_spread_w": held.ticks.spread_w,
         "energy_j": power_w * latency_s,
@@ -323,7 +323,7 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
         "temperature_c": held.samples.mean("temperature_c"),
         "throttle": list(held.samples.throttle),
         "flags": flags,
-        "groups": _groups(steps) if point.prompts else [],
+        "groups": _group_steps(steps) if point.prompts else [],
     }
 
 
@@ -407,13 +407,13 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
             raise Refused(f"{point.id}: {seen} of {point.batch} requests in the batch after the set-up time.")
 
 
-def _groups(steps: dict[str, Array]) -> list[dict[str, float | None]]:
+def _group_steps(steps: dict[str, Array]) -> list[dict[str, float | None]]:
     """Return median times of steps with equal prompt tokens and context; chunks of one prompt differ in context."""
     keys = np.stack([steps["prompt_tokens"], steps["prompt_context"]], axis=1)
     found = []
     for tokens, context in np.unique(keys, axis=0)[:8]:
         same = (keys == (tokens, context)).all(axis=1)
-        device_s = _median(steps["device_s"][same])
+        device_s = _finite_median(steps["device_s"][same])
         found.append(
             {
                 "prompt_tokens": float(tokens),
@@ -426,11 +426,11 @@ def _groups(steps: dict[str, Array]) -> list[dict[str, float | None]]:
     return found
 
 
-def _mean(values: Array) -> float:
+def _finite_mean(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
-def _median(values: Array) -> float:
+def _finite_median(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else float("nan")

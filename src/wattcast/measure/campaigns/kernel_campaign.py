@@ -274,10 +274,10 @@ def read_listed(path: Path) -> list[OperatorSpec]:
             "`training` is the plan of gradients, caches and batch norm, `chains` the members of chains, `common` "
             "and `common-sustained` what is measured on every card, to tell cards apart."
         )
-    return _read(path)
+    return _read_specs(path)
 
 
-def _read(path: Path) -> list[OperatorSpec]:
+def _read_specs(path: Path) -> list[OperatorSpec]:
     found: dict[str, OperatorSpec] = {}
     for number, line in enumerate(read_lines(path), start=1):
         given = {name: line[name] for name in _FIELDS if name in line}
@@ -302,8 +302,8 @@ def make_training_plan() -> list[OperatorSpec]:
 NAMED: dict[str, Callable[[], list[OperatorSpec]]] = {
     "training": make_training_plan,
     "chains": list_chain_members,
-    "common": partial(_read, _FOLDER / "common_burst.jsonl"),
-    "common-sustained": partial(_read, _FOLDER / "common_sustained.jsonl"),
+    "common": partial(_read_specs, _FOLDER / "common_burst.jsonl"),
+    "common-sustained": partial(_read_specs, _FOLDER / "common_sustained.jsonl"),
 }
 
 

@@ -140,7 +140,7 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
         return None
     match operator["op"]:
         case "linear":
-            return _linear(operator)
+            return _spec_linear(operator)
         case "bmm":
             wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
             return (
@@ -158,15 +158,15 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
             fused = {"read", "write"} & set(operator)
             return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
         case "attention":
-            return _attention(operator)
+            return _spec_attention(operator)
         case "collective":
             return None
         case kind if find_measured_call(kind) is not None:
             return OperatorSpec(kind, operator)
-    return _elementwise(operator)
+    return _spec_elementwise(operator)
 
 
-def _linear(operator: Plain) -> OperatorSpec | None:
+def _spec_linear(operator: Plain) -> OperatorSpec | None:
     given = {"bias": False, **operator}
     if given["dtype"] == "tf32":
         given.pop("out_dtype", None)  # fp32, as its operands
@@ -184,7 +184,7 @@ _CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "g
 _MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
 
 
-def _attention(operator: Plain) -> OperatorSpec | None:
+def _spec_attention(operator: Plain) -> OperatorSpec | None:
     if "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16"):
         return None
     decode = operator["q_len"] == 1
@@ -194,7 +194,7 @@ def _attention(operator: Plain) -> OperatorSpec | None:
     return OperatorSpec("attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"})
 
 
-def _elementwise(operator: Plain) -> OperatorSpec | None:
+def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     """Return an elementwise operator by how its operands lie; each form knows the sizes it needs."""
     name = operator["op"]
     given = {**operator, "op": "elementwise", "function": name}
@@ -202,54 +202,56 @@ def _elementwise(operator: Plain) -> OperatorSpec | None:
     if name in _OWN:
         return _OWN[name](given, width)
     if name in ("sum", "mean", "max"):
-        return _reduction(given, width)
+        return _spec_reduction(given, width)
     if name == "cat":
-        return _cat(given)
+        return _spec_concatenation(given)
     layout = given.get("layout", "contiguous")
     if layout == "broadcast":
-        return _broadcast(given, width)
+        return _spec_broadcast(given, width)
     if name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given):
         return None
     if layout == "contiguous":
         columns = given["n"] & -given["n"]  # the largest power of two in it
-        return _spec(given, "contiguous", rows=given["n"] // columns, cols=columns)
+        return _make_spec(given, "contiguous", rows=given["n"] // columns, cols=columns)
     rows = given.get("rows")
     if not rows or given["n"] % rows:
         return None
     cols = given["n"] // rows
     if layout == "strided":
-        return _spec(given, "strided", rows=rows, cols=cols)
+        return _make_spec(given, "strided", rows=rows, cols=cols)
     run = given.get("run", 0)
-    return _spec(given, "transposed", rows=rows, cols=cols, inner=run) if run and rows % run == 0 else None
+    return _make_spec(given, "transposed", rows=rows, cols=cols, inner=run) if run and rows % run == 0 else None
 
 
-def _spec(given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any) -> OperatorSpec:
+def _make_spec(given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any) -> OperatorSpec:
     layout = layout or given.get("layout", "contiguous")
     return OperatorSpec("elementwise", given, layout, rotated, {"form": form, **detail})
 
 
-def _reduction(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_reduction(given: Plain, width: int) -> OperatorSpec | None:
     results = given.get("write", 0) // width
     if "read" in given or not results or given["n"] % results or "out_dtype" in given:
         return None
     layout = given.get("layout", "contiguous")
     if layout == "strided":
         return None
-    return _spec(given, "columns" if layout == "transposed" else "reduce", rows=results, cols=given["n"] // results)
+    return _make_spec(
+        given, "columns" if layout == "transposed" else "reduce", rows=results, cols=given["n"] // results
+    )
 
 
-def _cat(given: Plain) -> OperatorSpec | None:
+def _spec_concatenation(given: Plain) -> OperatorSpec | None:
     rows, last = given.get("rows"), given.get("run")
     if {"read", "write"} & set(given) or not rows or not last or given["n"] % rows:
         return None
     cols = given["n"] // rows
     if cols >= (_LEAST_PAST + 1) * last and cols % last == 0:  # a cache differs from layer to layer
-        return _spec(given, "append", "all", rows=rows, cols=cols, last=last)
+        return _make_spec(given, "append", "all", rows=rows, cols=cols, last=last)
     strided = given.get("layout") == "strided" and last < cols
-    return _spec(given, "strided" if strided else "join", rows=rows, cols=cols, last=last)
+    return _make_spec(given, "strided" if strided else "join", rows=rows, cols=cols, last=last)
 
 
-def _broadcast(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_broadcast(given: Plain, width: int) -> OperatorSpec | None:
     """Return a broadcast, whose small operand holds one element a row, or rows that serve several each."""
     name, rows, n = given["function"], given.get("rows"), given["n"]
     both = name in BINARY
@@ -258,27 +260,27 @@ def _broadcast(given: Plain, width: int) -> OperatorSpec | None:
     cols = n // rows
     small = (given.get("read", 2 * n * width) - both * n * width) // width
     if small == rows and small != cols:
-        return _spec(given, "broadcast", rows=rows, cols=cols, over="cols")
+        return _make_spec(given, "broadcast", rows=rows, cols=cols, over="cols")
     if small % cols == 0 and rows % (small // cols) == 0:
         groups: Plain = {"groups": small // cols} if small > cols else {}
-        return _spec(given, "broadcast", over="rows", rows=rows, cols=cols, **groups)
+        return _make_spec(given, "broadcast", over="rows", rows=rows, cols=cols, **groups)
     if both and small > 1 and rows % small == 0:  # an element a channel, for every picture
-        return _spec(given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small)
+        return _make_spec(given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small)
     return None
 
 
-def _gather(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_gather(given: Plain, width: int) -> OperatorSpec | None:
     rows = (given.get("read", 0) - given["n"] * width) // 8
     if rows < 1 or given["n"] % rows or "write" in given or given["n"] < 8 * rows:
         return None
-    return _spec(given, "gather", layout="strided", rows=rows, cols=given["n"] // rows)
+    return _make_spec(given, "gather", layout="strided", rows=rows, cols=given["n"] // rows)
 
 
-def _scatter(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_scatter(given: Plain, width: int) -> OperatorSpec | None:
     rows = (given.get("read", 0) - 2 * given["n"] * width) // 8
     if rows < 1 or given["n"] % rows or given["n"] < 8 * rows:
         return None
-    return _spec(given, "scatter", rows=rows, cols=given["n"] // rows)
+    return _make_spec(given, "scatter", rows=rows, cols=given["n"] // rows)
 
 
 def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
@@ -288,12 +290,12 @@ def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
     high = next(side for side in range(isqrt(pixels), 0, -1) if pixels % side == 0)
     layout = "nhwc" if given.get("layout") == "transposed" else "nchw"
     pictures = given["n"] // (channels * pixels)
-    return _spec(
+    return _make_spec(
         given, "batchnorm", layout=layout, pictures=pictures, channels=channels, high=high, wide=pixels // high
     )
 
 
-def _pool(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_pool(given: Plain, width: int) -> OperatorSpec | None:
     """Return a pool of square windows over square planes that gives as many results as are written."""
     planes = given.get("rows")
     moved = given.get("write" if given["function"] == "pool" else "read")
@@ -305,28 +307,28 @@ def _pool(given: Plain, width: int) -> OperatorSpec | None:
     stride = max(round(side / out), 1)
     for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
         if (side + 2 * padding - size) // stride + 1 == out:
-            return _spec(
+            return _make_spec(
                 given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
             )  # fmt: skip
     return None
 
 
-def _dropout(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_dropout(given: Plain, width: int) -> OperatorSpec | None:
     columns = given["n"] & -given["n"]
     if given.get("layout", "contiguous") != "contiguous":
         return None
-    return _spec(given, "dropout", rows=given["n"] // columns, cols=columns)
+    return _make_spec(given, "dropout", rows=given["n"] // columns, cols=columns)
 
 
 _OWN: dict[str, Callable[[Plain, int], OperatorSpec | None]] = {
-    "gather": _gather,
-    "scatter_add": _scatter,
+    "gather": _spec_gather,
+    "scatter_add": _spec_scatter,
     "batchnorm": _batch_norm,
     "batchnorm_train": _batch_norm,
     "batchnorm_grad": _batch_norm,
-    "pool": _pool,
-    "pool_grad": _pool,
-    "dropout": _dropout,
-    "dropout_grad": _dropout,
-    "adamw": lambda given, width: _spec(given, "adamw"),
+    "pool": _spec_pool,
+    "pool_grad": _spec_pool,
+    "dropout": _spec_dropout,
+    "dropout_grad": _spec_dropout,
+    "adamw": lambda given, width: _make_spec(given, "adamw"),
 }

@@ -89,14 +89,14 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
             flags = (f"not captured: {type(error).__name__}: {error}"[:200],)
             row = replace(row, graph=False)
     try:
-        burst_s, once_s = _burst(bench, load, once_s)
-        row = _sustained(bench, load, once_s, replace(row, burst_latency_s=burst_s))
+        burst_s, once_s = _measure_burst(bench, load, once_s)
+        row = _measure_sustained(bench, load, once_s, replace(row, burst_latency_s=burst_s))
     finally:
         getattr(load, "drop", lambda: None)()
     return replace(row, flags=(*flags, *row.flags), peak_memory_byte=device.peak_byte)
 
 
-def _burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
+def _measure_burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
     """Return the median time of an iteration after a rest, None where one is too long, and a time to plan with."""
     device = bench.gpu
     device.issue(load, 1)
@@ -118,7 +118,7 @@ def _burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tup
     return (median_s if at_top and median_s * 2 <= LONGEST_BURST_S else None), median_s
 
 
-def _sustained(bench: OperatorBench, load: Callable[[], Any], once_s: float, row: ModelRow) -> ModelRow:
+def _measure_sustained(bench: OperatorBench, load: Callable[[], Any], once_s: float, row: ModelRow) -> ModelRow:
     device, per_chunk = bench.gpu, max(int(CHUNK_S / max(once_s, 1e-6)), 1)
     held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
     fields = held.describe(per_chunk)

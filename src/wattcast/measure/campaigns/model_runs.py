@@ -89,7 +89,7 @@ class ModelRunSpec:
 def read_model_plan() -> tuple[ModelRunSpec, ...]:
     """Read every planned row, the most valuable first."""
     specs = []
-    for row in _table("model_plan.csv"):
+    for row in _read_plan_table("model_plan.csv"):
         sizes = int(row["batch"]), int(row["seq"]) if row["seq"] else None
         graph, tier = row["run"] == "graph", int(row["tier"])
         specs.append(ModelRunSpec(row["model"], row["phase"], *sizes, row["attention"], graph, tier))
@@ -99,18 +99,18 @@ def read_model_plan() -> tuple[ModelRunSpec, ...]:
 @cache
 def find_dims(model: str) -> ModelDims:
     """Return the published dimensions of a planned model."""
-    for row in _table("models.csv"):
+    for row in _read_plan_table("models.csv"):
         if row["model"] == model:
             numbers = {
                 name: int(row[name]) for name in ModelDims.__annotations__ if name in row and row[name].isdigit()
             }
             return ModelDims(model=model, architecture=row["architecture"], tied=row["tied"] == "yes", **numbers)
-    known = ", ".join(row["model"] for row in _table("models.csv"))
+    known = ", ".join(row["model"] for row in _read_plan_table("models.csv"))
     raise BadInput(f"no dimensions of {model} in models.csv, which has {known}.")
 
 
 @cache
-def _table(name: str) -> tuple[dict[str, str], ...]:
+def _read_plan_table(name: str) -> tuple[dict[str, str], ...]:
     with (_FOLDER / name).open(newline="", encoding="utf-8") as stream:
         return tuple(csv.DictReader(stream))
 
@@ -136,12 +136,12 @@ class BuiltModel:
 
 def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None) -> BuiltModel:
     """Build the module of a row with random weights; ``dims`` makes it smaller for a test."""
-    config, kind = _config(dims or find_dims(spec.model), spec, _transformers())
+    config, kind = _make_config(dims or find_dims(spec.model), spec, _import_transformers())
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(torch, spec.dtype))
     try:
         with torch.device(device):
-            module = getattr(_transformers(), kind)(config)
+            module = getattr(_import_transformers(), kind)(config)
     finally:
         torch.set_default_dtype(before)
     module = module.train() if spec.phase == "train" else module.eval()
@@ -164,10 +164,10 @@ def make_iteration(
     if dims.architecture != "resnet":  # every layer reads this at each call
         module.config._attn_implementation = "sdpa" if spec.attention == "flash" else "eager"
     if spec.phase == "train":
-        return _training(module, _inputs(spec, dims, torch, device), torch, device)
-    given = _inputs(spec, dims, torch, device)
+        return _make_training_step(module, _draw_inputs(spec, dims, torch, device), torch, device)
+    given = _draw_inputs(spec, dims, torch, device)
     if spec.phase == "decode":
-        return _decoding(module, given, spec, dims, torch, device)
+        return _make_decoding_step(module, given, spec, dims, torch, device)
 
     def forward() -> Any:
         with torch.no_grad():
@@ -176,7 +176,7 @@ def make_iteration(
     return forward
 
 
-def _inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dict[str, Any]:
+def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dict[str, Any]:
     """Return what the module is called with, drawn at random."""
     if dims.vision:
         shape = (spec.batch, 3, _IMAGE, _IMAGE)
@@ -193,7 +193,7 @@ def _inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dic
     return {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
 
 
-def _training(module: Any, given: dict[str, Any], torch: Any, device: str) -> Callable[[], Any]:
+def _make_training_step(module: Any, given: dict[str, Any], torch: Any, device: str) -> Callable[[], Any]:
     captured = str(device).startswith("cuda")
     optimiser = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured)
 
@@ -207,11 +207,11 @@ def _training(module: Any, given: dict[str, Any], torch: Any, device: str) -> Ca
     return step
 
 
-def _decoding(
+def _make_decoding_step(
     module: Any, given: dict[str, Any], spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str
 ) -> Callable[[], Any]:
     """Return a step of one token behind a cache of ``seq``, which is as long as before after each step."""
-    cache = _transformers().DynamicCache(config=module.config)
+    cache = _import_transformers().DynamicCache(config=module.config)
     shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
     dtype = torch_dtype(torch, spec.dtype)
     for layer in range(dims.layers):
@@ -227,7 +227,7 @@ def _decoding(
     return step
 
 
-def _config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
+def _make_config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
     """Return the configuration and the name of the class in transformers."""
     sizes = {
         "num_hidden_layers": dims.layers,
@@ -264,7 +264,7 @@ def _config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any
     return config, f"{name}ForCausalLM"
 
 
-def _transformers() -> Any:
+def _import_transformers() -> Any:
     try:
         import transformers
     except ImportError:

@@ -106,14 +106,14 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     builder.torch.backends.cuda.matmul.allow_tf32 = wide
     builder.torch.backends.cudnn.allow_tf32 = wide
     makers: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {
-        "linear": _linear,
-        "bmm": _bmm,
-        "conv2d": _conv2d,
+        "linear": _call_linear,
+        "bmm": _call_bmm,
+        "conv2d": _call_conv2d,
         **dict.fromkeys(("softmax", "layernorm", "rmsnorm"), _over_rows),
-        "attention": _attention,
+        "attention": _call_attention,
         "elementwise": elementwise_calls.build_elementwise,
-        "chain": _chain,
-        "stack": _stack,
+        "chain": _call_chain,
+        "stack": _call_stack,
     }
     if spec.operator["op"] not in makers:
         return _build_registered(builder, spec, makers)
@@ -142,7 +142,7 @@ def _build_registered(builder: CallBuilder, spec: OperatorSpec, known: Iterable[
     return OperatorCall(lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0)
 
 
-def _chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+def _call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Call several operators one after another; each has operands of its own."""
     calls = [build_call(builder, OperatorSpec(**member), fresh=False) for member in spec.detail["members"]]
 
@@ -153,7 +153,7 @@ def _chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     return OperatorCall(run, max(call.sets for call in calls), fixed, each)
 
 
-def _stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+def _call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Run a model of made-up sizes, whose layers hand on their results and have weights of their own."""
     from wattcast.measure.campaigns.model_runs import (
         ModelDims,
@@ -176,7 +176,7 @@ def _stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)
 
 
-def _linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
     m, n, k, bias = o["m"], o["n"], o["k"], o["bias"]
     width = torch_dtype(torch, dtype).itemsize
@@ -201,7 +201,7 @@ def _linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     return OperatorCall(lambda i: torch.nn.functional.linear(x, ws[i % sets], b), sets, *byte)
 
 
-def _bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
     b, m, n, k = o["b"], o["m"], o["n"], o["k"]
     left = builder.operands.take(dtype, b, m, k)
@@ -211,7 +211,7 @@ def _bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     return OperatorCall(lambda i: torch.bmm(left, right), 1, footprint, 0)
 
 
-def _conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
     n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
     weight = k * (c // groups) * r * s
@@ -242,7 +242,7 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     return OperatorCall(lambda i: apply(xs[i % sets]), sets, 0, byte)
 
 
-def _attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     o = spec.operator
     batch, heads, kv_heads, q_len, kv_len, dim = (
         o[name] for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")

@@ -206,14 +206,14 @@ def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0)
     row = make_blank_row(bench, RowKind.BURST, spec, repeat)
     with bench.gpu.prepare(spec) as graph:
         for attempt in range(2):
-            row = _burst(bench, graph, row)
+            row = _time_burst(bench, graph, row)
             if "clock_low" not in row.flags:
                 break
             await_top_clock(bench, 1.5 if attempt == 0 else 0.0)
     return row
 
 
-def _burst(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> KernelRow:
+def _time_burst(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> KernelRow:
     pause_since(bench.rested_s, bench.tired_s)
     mark, began_s = bench.sampler.head, time.monotonic()
     once_s = float(bench.gpu.timed(graph, 1)[0]) * graph.copies
@@ -222,7 +222,7 @@ def _burst(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> Kernel
         replays = max(int(LONGEST_BURST_S / once_s), 2)
     copy_s = bench.gpu.timed(graph, replays)
     ended_s = time.monotonic()
-    _rest(bench, ended_s, ended_s - began_s)
+    _note_rest(bench, ended_s, ended_s - began_s)
     seen = bench.sampler.since(mark - 20)
     clock = seen.between(began_s, ended_s).known("sm_clock_hz")
     low = len(clock) > 0 and float(clock.min()) < TOP_SHARE * bench.top_clock_hz
@@ -241,7 +241,7 @@ def _burst(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> Kernel
     )
 
 
-def _rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
+def _note_rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
     bench.rested_s, bench.tired_s = ended_s, min(max(0.012, 0.8 * busy_s), 0.05)
 
 
@@ -272,7 +272,7 @@ def measure_sustained_row(bench: OperatorBench, spec: OperatorSpec, repeat: int 
         once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
         replays = max(int(CHUNK_S / once_s), 1)
         load = hold_load(bench.sampler, gpu, lambda: gpu.replay(graph, replays), bench.rule, bench.spinner)
-    _rest(bench, time.monotonic(), 1.0)
+    _note_rest(bench, time.monotonic(), 1.0)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
     return replace(row, **fields, replays=replays * load.chunks)
 
@@ -309,7 +309,7 @@ def measure_duty_row(bench: OperatorBench, spec: OperatorSpec, duty: float, idle
             end.synchronize()
             busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
     ended_s = time.monotonic()
-    _rest(bench, ended_s, 0.05)
+    _note_rest(bench, ended_s, 0.05)
     held = take_window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
     inside = [(at, length) for at, length in busy if held.start_s <= at <= held.end_s]
     inside_s = np.array([length for _, length in inside])
@@ -347,7 +347,7 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
         beside_s = bench.gpu.timed(graph, max(int(0.012 / once_s), 2), warm=0)
         clock_hz = bench.spinner.clock_hz()
         ended_s = time.monotonic()
-    _rest(bench, ended_s, ended_s - began_s)
+    _note_rest(bench, ended_s, ended_s - began_s)
     seen = bench.sampler.since(mark).between(began_s, ended_s)
     return replace(
         row,

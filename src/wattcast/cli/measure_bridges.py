@@ -1,0 +1,254 @@
+"""Connect ``wattcast measure`` with models: power from kernel launches, and rows worth measuring next.
+
+A command writes a profiler trace; counters of its kernels were collected once per kernel and launch configuration,
+and are reused for every launch [Stokke2016, figure 7].
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.core.errors import WattcastError, bad_value
+from wattcast.core.units import show
+from wattcast.counter_models.launch_power import (
+    CounterBook,
+    KernelLaunch,
+    PowerEstimate,
+    estimate_launch_power,
+    find_clock_hz,
+    read_counter_book,
+    read_launches,
+)
+from wattcast.counter_models.profiler_counters import list_ncu_metrics
+from wattcast.fit import kernel_rows
+from wattcast.fit.kernel_rows import KernelRows
+from wattcast.fit.row_suggestions import RowCandidate, RowSuggestion, list_model_operators
+from wattcast.fit.row_suggestions import suggest_rows as suggest
+from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.kernels.kernel_table import RunCondition
+from wattcast.measure.campaigns.kernel_campaign import write_listed
+from wattcast.measure.campaigns.kernel_plan import (
+    LARGEST_BYTE,
+    LONGEST_S,
+    OperatorSpec,
+    read_kernel_plan,
+    spec_from_operator,
+)
+from wattcast.measure.campaigns.nsight_counters import make_collect_command
+from wattcast.measure.database_files import make_workload_form
+from wattcast.measure.energy_samples import find_ticks
+from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_window
+from wattcast.power.power_model import SavedModel, load_saved_model
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.forecast import forecast_rule
+from wattcast.workload.readers.from_json import operator_to_plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class PreparedEstimate:
+    """What is read before the command runs, so that a bad file costs nothing."""
+
+    saved: SavedModel
+    book: CounterBook
+    trace: Path
+
+
+@dataclass(frozen=True)
+class LaunchEstimate:
+    """Power from launches, and the measurement of the same stretch where the two clocks can be joined."""
+
+    estimate: PowerEstimate
+    same_stretch: Measurement | None
+    origin_s: float | None  # of the estimate's time on the sampler's clock
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        whole_s = float(self.estimate.activity.duration_s.sum())
+        known_s = float((self.estimate.activity.duration_s * self.estimate.known).sum())
+        watts = self.estimate.power.part_w
+        share = (watts.T * self.estimate.activity.duration_s * self.estimate.known).sum(axis=-1)
+        parts = dict(zip(self.estimate.power.parts, (share / known_s if known_s else share).tolist(), strict=True))
+        plain: dict[str, Any] = {
+            "power_w": self.estimate.mean_w,
+            "energy_j": self.estimate.energy_j,
+            "traced_s": whole_s,
+            "known_share": known_s / whole_s,
+            "part_w": parts,
+            "without_counters": [
+                {"kernel": key.kernel, "grid": key.grid, "block": key.block} for key in self.estimate.unknown
+            ],
+        }
+        if self.same_stretch is not None:
+            plain["measured_w"] = self.same_stretch.power_w
+            plain["measured_flags"] = list(self.same_stretch.flags)
+        return plain
+
+    @property
+    def summary(self) -> str:
+        """Say what the model gives, and for which kernels there are no counters."""
+        plain = self.plain()
+        text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of kernel launches"
+        missing = plain["without_counters"]
+        if missing:
+            text += (
+                f"; {len(missing)} kernels have no counters ({100 * (1 - plain['known_share']):.0f} % of the time), "
+                f"the first: {missing[0]['kernel'][:60]} grid {missing[0]['grid']} block {missing[0]['block']}"
+            )
+        return text
+
+    @property
+    def sentence(self) -> str:
+        """Say the result beside the measurement in one sentence."""
+        text = self.summary
+        if self.same_stretch is None:
+            return text + "; the trace does not say when it was taken, so it cannot be set beside the measurement."
+        if self.same_stretch.power_w is None:
+            return text + f"; the same stretch was not measured ({', '.join(self.same_stretch.flags)})."
+        off = self.estimate.mean_w / self.same_stretch.power_w - 1.0
+        return text + f"; measured {show(self.same_stretch.power_w, 'W')} over the same ({100 * off:+.1f} %)."
+
+    def figure(self, run: MeasuredRun) -> Figure:
+        """Draw the parts stacked over time, with measured power as dots."""
+        from wattcast.counter_models.counter_figures import draw_launch_power
+
+        dots = None
+        if self.origin_s is not None:
+            stepped = find_ticks(run.samples)
+            middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - self.origin_s
+            inside = (middle_s >= 0.0) & (middle_s <= float(self.estimate.activity.duration_s.sum()))
+            dots = (middle_s[inside], stepped.interval_w[inside])
+        return draw_launch_power(self.estimate, dots)
+
+
+def prepare_estimate(
+    model: Path, counters: Path | None, trace: Path | None, gpu: str | None, command: list[str]
+) -> PreparedEstimate:
+    """Read the model and the counters; raise before the command runs where something is missing.
+
+    Counters that are not there yet are collected: the command runs once more, under ncu.
+    """
+    if counters is None:
+        raise bad_value("--model", "--counters FILE beside it", "none", "A counter book, or an export of ncu --csv.")
+    if trace is None:
+        raise bad_value("--model", "--launches FILE beside it", "none", "The profiler trace that the command writes.")
+    sm_count: float | None = None
+    if gpu is not None:
+        sm_count = float(load_gpu(gpu).sm_count)
+    saved = load_saved_model(model)
+    if command and not counters.exists() and counters.suffix != ".json":
+        make_collect_command(command, counters, list_ncu_metrics(saved.model.required_events))
+    return PreparedEstimate(saved, read_counter_book(counters, sm_count), trace)
+
+
+def estimate_offline(
+    model: Path, counters: Path, trace: Path, gpu: str | None, clock_hz: float | None, memory_clock_hz: float | None
+) -> tuple[LaunchEstimate, float]:
+    """Estimate the power of a run from files alone; return it and the clock, by default that of counted cycles."""
+    ready = prepare_estimate(model, counters, trace, gpu, [])
+    log = read_launches(trace)
+    found_hz = clock_hz or find_clock_hz(log.launches, ready.book)
+    if found_hz is None:
+        raise bad_value("--clock", "the core clock of the run", "none", "The counters hold no cycles of its kernels.")
+    launches = [_from_zero(launch, log.span_s[0]) for launch in log.launches]
+    at = OperatingPoint(clock_hz=found_hz, memory_clock_hz=memory_clock_hz)
+    return LaunchEstimate(estimate_launch_power(launches, ready.book, ready.saved.model, at), None, None), found_hz
+
+
+def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstimate:
+    """Estimate power from the trace that the command wrote, at the clocks that were measured."""
+    log = read_launches(prepared.trace)
+    first_s, last_s = log.span_s
+    # the first launch on the sampler's clock; traces count from a Unix time
+    now_s = None if log.epoch_s is None else log.epoch_s + first_s - (time.time() - time.monotonic())
+    inside = now_s is not None and run.started_s <= now_s <= run.started_s + run.measurement.duration_s
+    stretch = summarise_window("launches", run.samples, now_s, now_s + last_s - first_s) if inside and now_s else None
+    clocks = stretch or run.measurement
+    held = run.samples if stretch is None or now_s is None else run.samples.between(now_s, now_s + last_s - first_s)
+    at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
+    launches = [_from_zero(launch, first_s) for launch in log.launches]
+    found = estimate_launch_power(launches, prepared.book, prepared.saved.model, at)
+    return LaunchEstimate(found, stretch, now_s if inside else None)
+
+
+def _from_zero(launch: KernelLaunch, first_s: float) -> KernelLaunch:
+    return replace(launch, start_s=launch.start_s - first_s)
+
+
+ROUNDS = 4  # rounds of the plan that candidates come from
+
+
+def suggest_rows(
+    count: int, gpu: str, database: str, tell: Callable[[str], None]
+) -> tuple[list[RowSuggestion], list[OperatorSpec]]:
+    """Return the rows worth most that are not in the database yet, and how the campaign runs each."""
+    chip = hardware.load_gpu(gpu)
+    rows, bundle = _load_measured_rows(gpu, database, tell), bundle_for(chip)
+    measured = set(rows.spec)
+    known: dict[str, OperatorSpec] = {}
+    candidates: list[RowCandidate] = []
+    shares, left_out = _operators_of_models(gpu, tell)
+    spread = (
+        replace(spec, chosen="suggested") for round_ in range(1, ROUNDS + 1) for spec in read_kernel_plan(round_)
+    )
+    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in spread)]:
+        fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
+        if spec.id not in measured and spec.id not in known and fits:
+            known[spec.id] = spec
+            told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
+            candidates.append(RowCandidate(make_workload_form(spec.operator), told, share, source))
+    tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
+    found = suggest(candidates, count, rows, chip, bundle)
+    place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
+    return found, [place[id(suggestion.candidate)] for suggestion in found]
+
+
+def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) -> KernelRows:
+    """Return the rows so far; none for a GPU without a database where none is named."""
+    try:
+        return kernel_rows.load_kernel_rows(database)
+    except WattcastError:
+        if database != gpu:
+            raise
+        tell(f"no database of the {gpu} was named or ships: as if nothing was measured")
+        known = kernel_rows.load_kernel_rows(forecast_rule().parent)
+        return known.select_rows(np.zeros(len(known), dtype=bool))
+
+
+def write_suggestions(out: Path, found: list[RowSuggestion], specs: list[OperatorSpec]) -> Path:
+    """Write the list for ``lab kernels --plan``."""
+    path = out / "plan.jsonl"
+    write_listed(
+        path, [(s, {"why": f.candidate.source, "score": f.score}) for s, f in zip(specs, found, strict=True)]
+    )
+    return path
+
+
+def _operators_of_models(
+    gpu: str, tell: Callable[[str], None]
+) -> tuple[list[tuple[OperatorSpec, float, str]], float]:
+    """Return operators of catalogue models with their share of time, and the share that cannot be measured."""
+    shares: dict[str, float] = {}
+    specs: dict[str, tuple[OperatorSpec, str]] = {}
+    found = list_model_operators(gpu, tell)
+    lost = 0.0
+    for item in found:
+        plain = operator_to_plain(item.op)
+        spec = spec_from_operator({name: str(v) if isinstance(v, str) else v for name, v in plain.items()})
+        if spec is None:
+            lost += item.share
+            continue
+        spec = replace(spec, chosen="models")
+        shares[spec.id] = shares.get(spec.id, 0.0) + item.share
+        specs.setdefault(spec.id, (spec, item.run))
+    listed = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
+    return listed, lost / max(sum(item.share for item in found), 1e-30)
