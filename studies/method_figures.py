@@ -22,8 +22,8 @@ from wattcast.core.units import Dtype
 from wattcast.fit.database_fit import load_layers, predict_held_out_layers_s
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_axes, new_figure, save_figure
 from wattcast.serving.host_times import load_engine_records
-from wattcast.validate.model_agreement import MODELS, compare_power_models
 from wattcast.validate.model_checks import compare_serving
+from wattcast.validate.power_checks import MODELS, compare_power_models
 
 CONFIDENCE = Path(__file__).parents[1] / "docs" / "method" / "confidence.md"
 

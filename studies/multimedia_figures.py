@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.counter_models.counter_validation import AT_RATE
 from wattcast.counter_models.two_rails import RailsFit, table_activity
 from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, add_caption, new_axes
+from wattcast.validate.power_checks import AT_RATE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

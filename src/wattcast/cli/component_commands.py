@@ -268,7 +268,7 @@ def side_by_side(
 
     Example: wattcast lab side-by-side h200
     """
-    from wattcast.validate.model_agreement import compare_power_models, format_views, summarise_views
+    from wattcast.validate.power_checks import compare_power_models, format_views, summarise_views
 
     env: Environment = ctx.obj
     if kernels < 3:

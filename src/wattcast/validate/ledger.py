@@ -27,7 +27,6 @@ from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import database_folder
 from wattcast.core.strict_files import load_study, reference_folder
 from wattcast.core.whole_files import cache_root, write_whole
-from wattcast.counter_models.counter_validation import make_counter_model_rows
 from wattcast.fit import whole_models
 from wattcast.fit.database_fit import fit_kernel_database, shipped_held_out
 from wattcast.fit.held_out import HeldOutRows
@@ -47,6 +46,7 @@ from wattcast.validate.kernel_checks import (
     layer_rows,
 )
 from wattcast.validate.model_checks import compare_models, model_rows, serving_rows
+from wattcast.validate.power_checks import make_counter_model_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

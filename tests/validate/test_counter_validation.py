@@ -19,16 +19,16 @@ from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import database_folder, read_lines
 from wattcast.counter_models.counter_figures import make_rails_figures
-from wattcast.counter_models.counter_validation import (
+from wattcast.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics, make_table_lines
+from wattcast.counter_models.two_rails import RailsFit, shipped_fit, table_activity
+from wattcast.microbench.benchmark_suite import list_benchmarks
+from wattcast.power import power_model
+from wattcast.validate.power_checks import (
     dct_savings,
     kernel_energies_above_idle,
     make_counter_model_rows,
     multimedia_power,
 )
-from wattcast.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics, make_table_lines
-from wattcast.counter_models.two_rails import RailsFit, shipped_fit, table_activity
-from wattcast.microbench.benchmark_suite import list_benchmarks
-from wattcast.power import power_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.validate.model_agreement import MODELS, compare_power_models, format_views, summarise_views
+from wattcast.validate.power_checks import MODELS, compare_power_models, format_views, summarise_views
 
 PAGE = Path(__file__).parents[2] / "docs" / "method" / "side-by-side.md"
 MARK = "<!-- wattcast lab side-by-side h200 -->"
