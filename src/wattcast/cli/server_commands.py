@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import (
-    Environment,
-    Json,
-    option,
-    takes_options,
-)
+from wattcast.cli.shared_options import Environment, Json, option, takes_options
 from wattcast.core.errors import MissingTool, bad_value, unknown_name
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole

@@ -278,7 +278,10 @@ def run_sweep(
     if len(objectives) < 2 or len(set(objectives)) != len(objectives):
         raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
     wanted, notes = tuple(objectives), _list_notes(study)
-    store = None if out is None else open_store(out, study.digest(), _describe_study(study), size, part_points)
+    axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
+    how = study.space.method if not study.space.samples else f"{study.space.method}:{study.space.samples}"
+    about = f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
+    store = None if out is None else open_store(out, study.digest(), about, size, part_points)
     work = SweepWork(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
     summaries = deque(work.summarise(store.read(index)) for index in sorted(done)) if store else deque()
@@ -369,12 +372,6 @@ def _list_notes(study: Study) -> tuple[str, ...]:
     if study.space.method is not SamplingMethod.GRID:
         notes.append(f"{study.space.method} sample of {study.space.samples} points, seed {study.space.seed}")
     return tuple(notes)
-
-
-def _describe_study(study: Study) -> str:
-    axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
-    how = study.space.method if not study.space.samples else f"{study.space.method}:{study.space.samples}"
-    return f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
 
 
 def _find_best(columns: Columns) -> Columns:

@@ -133,7 +133,8 @@ def make_latency_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     for r in keep_first_rounds(results).values():
         if not r.latency_cycles or r.curve in LATENCY_CURVES:
             continue
-        rows.append([r.name.removeprefix("latency_"), r.operation, *_format_latency(r), _quote_others(r, gpu)])
+        taken = _format_number(r.latency_cycles), _format_number(r.latency_s, 1e9, 3)
+        rows.append([r.name.removeprefix("latency_"), r.operation, *taken, _quote_others(r, gpu)])
     for curve, (_, title) in LATENCY_CURVES.items():
         points = {r.at: r for r in find_curve(results, curve)}
         for level in find_levels(results, curve):
@@ -143,10 +144,6 @@ def make_latency_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
             sizes = " to ".join(_format_size(byte) for byte in (level.least_byte, level.most_byte))
             rows.append([f"{title}, {sizes}", "load", f"{level.cycles:.4g}", f"{ns:.3g}", others])
     return rows
-
-
-def _format_latency(r: MicroRow) -> tuple[str, str]:
-    return _format_number(r.latency_cycles), _format_number(r.latency_s, 1e9, 3)
 
 
 def _format_size(byte: float) -> str:

@@ -40,13 +40,7 @@ from wattcast.measure.steady_state import say
 from wattcast.microbench.benchmark_kernels import DeviceBuffers, calibrate_iterations, prepare_benchmark
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
 from wattcast.microbench.microbench_campaign import CompiledKernels, cache_folder, worker_count
-from wattcast.microbench.microbench_results import (
-    MicroRow,
-    find_best_copy,
-    find_curve,
-    find_fault,
-    keep_first_rounds,
-)
+from wattcast.microbench.microbench_results import MicroRow, find_best_copy, find_curve, find_fault, keep_first_rounds
 from wattcast.microbench.unit_source import Benchmark
 
 TIME = "gpu__time_duration.sum"

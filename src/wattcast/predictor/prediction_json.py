@@ -172,39 +172,23 @@ def _prediction(p: Prediction, most_ops: int | None = None) -> PredictionOut:
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
     ops = p.ops if most_ops is None else sorted(p.ops, key=lambda share: -share.energy_j)[:most_ops]
+    ends, sure = p.interval, judge_confidence(p)
+    distances = [DistanceOut(d.dimension, d.word, _finite(np.max(d.beyond)), d.reason) for d in p.support.distances]
     return PredictionOut(
         name=p.name,
         gpu=p.gpu,
         **{name: _number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)},
         stack=p.stack,
         currency=p.prices.currency,
-        interval=interval_to_output(p),
-        support=support_to_output(p),
+        interval=IntervalOut(ends.level, *map(_pair, (ends.latency_s, ends.power_w, ends.energy_j))),
+        support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.word, sure.reason, distances),
         memory_byte=p.memory_byte,
         fits=p.fits,
         modules=[_module(m) for m in p.modules],
         ops=[_operator(o) for o in ops],
         assumptions=list(p.assumptions),
-        provenance=provenance_to_output(p),
+        provenance=ProvenanceOut(str(p.status), *msgspec.structs.astuple(p.provenance)),
     )
-
-
-def interval_to_output(p: Prediction) -> IntervalOut:
-    """Convert the interval of a single-point prediction."""
-    ends = p.interval
-    return IntervalOut(ends.level, _pair(ends.latency_s), _pair(ends.power_w), _pair(ends.energy_j))
-
-
-def support_to_output(p: Prediction) -> SupportOut:
-    """Convert how sure a prediction is, and why."""
-    sure = judge_confidence(p)
-    found = [DistanceOut(d.dimension, d.word, _finite(np.max(d.beyond)), d.reason) for d in p.support.distances]
-    return SupportOut(p.support.inside, p.support.word, p.support.reason, sure.word, sure.reason, found)
-
-
-def provenance_to_output(p: Prediction) -> ProvenanceOut:
-    """Convert the source of a prediction's coefficients."""
-    return ProvenanceOut(str(p.status), *msgspec.structs.astuple(p.provenance))
 
 
 def _module(module: ModuleShare) -> ModuleOut:

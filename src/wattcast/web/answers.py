@@ -29,7 +29,7 @@ from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
-from wattcast.predictor.prediction_json import PredictionOut, PredictOut, predictions_to_output, rank_assumptions
+from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, rank_assumptions
 from wattcast.predictor.prices import parse_prices
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
@@ -321,17 +321,13 @@ def make_refusal(status: int, text: str) -> Answer:
     return Answer(status, JSON, msgspec.json.encode(ErrorOut(clip_text(text, 2000))))
 
 
-def _answer_predict(asked: ConfigurationList) -> PredictOut:
-    return predictions_to_output([_view_of(c).prediction for c in asked.configurations])
-
-
 def _answer_gpu(name: str) -> GpuDetailOut:
     gpu = hardware.load_gpu(name)
     return GpuDetailOut(gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown))
 
 
 def _answer_compare(asked: ConfigurationList) -> dict[str, Any]:
-    first, *others = [summarise_prediction(_view_of(c).prediction) for c in asked.configurations]
+    first, *others = [summarise_prediction(view.prediction) for view in _views_of(asked)]
     if not others:
         raise bad_value("configurations", "two to four to compare", "one")
     pairs = []
@@ -403,26 +399,25 @@ def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
     return summarise_training(found)
 
 
-def _answer_csv(asked: ConfigurationList) -> Answer:
-    return Answer(200, CSV, operators_to_csv([_view_of(c) for c in asked.configurations]))
-
-
 def _answer_figure(asked: FigureRequest) -> Answer:
     if asked.format not in TYPES:
         raise bad_value("format", f"one of {', '.join(TYPES)}", asked.format)
-    seen = [_view_of(c) for c in asked.configurations]  # all of them, so that a wrong one is told even if not drawn
+    seen = _views_of(asked)  # all of them, so that a wrong one is told even if not drawn
     drawn = draw_clock_curves(seen) if asked.figure == "clocks" else draw_figure(asked.figure, seen[0])
     return Answer(200, TYPES[asked.format], encode_figure(drawn, asked.format))
 
 
 def _answer_report(asked: ConfigurationList) -> Answer:
-    first = asked.configurations[0]
-    main = _view_of(first)
+    main, *more = _views_of(asked)
     others: dict[str, ConfigurationView | str] = {
-        f"{index}: {c.gpu}": _view_of(c) for index, c in enumerate(asked.configurations[1:], start=2)
+        f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)
     }
     page = build_report_page(main, others, "wattcast serve", datetime.now(UTC))
     return Answer(200, HTML, page.encode())
+
+
+def _views_of(asked: ConfigurationList | FigureRequest) -> list[ConfigurationView]:
+    return [_view_of(configuration) for configuration in asked.configurations]
 
 
 def _view_of(asked: Configuration) -> ConfigurationView:
@@ -516,14 +511,14 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
 REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is read, and what answers it
     "catalogue": (str, lambda _: list_catalogue()),
     "gpu": (str, _answer_gpu),
-    "predict": (ConfigurationList, _answer_predict),
+    "predict": (ConfigurationList, lambda asked: predictions_to_output([v.prediction for v in _views_of(asked)])),
     "view": (Configuration, lambda asked: view_to_output(_view_of(asked))),
     "room": (Configuration, lambda asked: room_to_output(_room_of(asked))),
     "compare": (ConfigurationList, _answer_compare),
     "plan": (PlanRequest, _answer_plan),
     "simulate": (SimulationRequest, _answer_simulate),
     "train": (TrainingRequest, _answer_train),
-    "csv": (ConfigurationList, _answer_csv),
+    "csv": (ConfigurationList, lambda asked: Answer(200, CSV, operators_to_csv(_views_of(asked)))),
     "figure": (FigureRequest, _answer_figure),
     "report": (ConfigurationList, _answer_report),
 }

@@ -356,9 +356,10 @@ def _refer_to_schema(kind: type) -> dict[str, Any]:
 
 
 def _describe_responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
-    text = {"schema": {"type": "string"}}
-    is_text = isinstance(gives, str)
-    content = dict.fromkeys(gives.split(), text) if is_text else {"application/json": _refer_to_schema(gives)}
+    if isinstance(gives, str):
+        content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in gives.split()}
+    else:
+        content = {"application/json": _refer_to_schema(gives)}
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
     for status, said in _REFUSED.items():
         found[status] = {"description": said, "content": {"application/json": _refer_to_schema(answers.ErrorOut)}}

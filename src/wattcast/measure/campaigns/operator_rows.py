@@ -32,14 +32,7 @@ from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPoo
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, spec_from_operator, take_subset
 from wattcast.measure.campaigns.model_runs import ModelDims
 from wattcast.measure.campaigns.operator_calls import build_call
-from wattcast.measure.steady_state import (
-    SPIN_CYCLES,
-    HeldLoad,
-    await_clock,
-    describe_window,
-    hold_load,
-    take_window,
-)
+from wattcast.measure.steady_state import SPIN_CYCLES, HeldLoad, await_clock, describe_window, hold_load, take_window
 
 POOL_BYTE = {"bf16": 8 * 10**9, "fp16": 8 * 10**9, "fp32": 14 * 10**9, "fp8": 3 * 10**9}
 GRAPH_S = 0.0025  # a graph should run about this long
