@@ -1,7 +1,8 @@
 """Connect ``wattcast measure`` with models: power from kernel launches, and rows worth measuring next.
 
 A command writes a profiler trace; counters of its kernels were collected once per kernel and launch configuration,
-and are reused for every launch [Stokke2016, figure 7].
+and are reused for every launch [Stokke2016, figure 7]. Commands import this file when they need it, since it loads
+most of Wattcast.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from wattcast import hardware
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.units import show
+from wattcast.counter_models.gpmtool_files import read_nsys_activity
 from wattcast.counter_models.launch_power import (
     CounterBook,
     KernelLaunch,
     PowerEstimate,
     estimate_launch_power,
     find_clock_hz,
+    is_database,
     read_counter_book,
     read_launches,
 )
@@ -97,7 +100,7 @@ class LaunchEstimate:
     def summary(self) -> str:
         """Say what the model gives, and for which kernels there are no counters."""
         plain = self.plain()
-        text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of kernel launches"
+        text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of the trace"
         missing = plain["without_counters"]
         if missing:
             text += (
@@ -154,6 +157,11 @@ def estimate_offline(
     model: Path, counters: Path, trace: Path, gpu: str | None, clock_hz: float | None, memory_clock_hz: float | None
 ) -> tuple[LaunchEstimate, float]:
     """Estimate the power of a run from files alone; return it and the clock, by default that of counted cycles."""
+    if is_database(counters):  # sampled over time, not per kernel
+        known = load_saved_model(model).model
+        start_s, activity = read_nsys_activity(counters, known.required_events, clock_hz, memory_clock_hz)
+        found = PowerEstimate(start_s, activity, known.power(activity), np.ones(start_s.shape), ())
+        return LaunchEstimate(found, None, None), float(np.mean(np.asarray(activity.at.clock_hz)))
     ready = prepare_estimate(model, counters, trace, gpu, [])
     log = read_launches(trace)
     found_hz = clock_hz or find_clock_hz(log.launches, ready.book)

@@ -22,7 +22,9 @@ from wattcast.cli.shared_options import (
     Model,
     Plot,
     Source,
+    argument,
     folded,
+    option,
     options_besides,
     parse_factors,
     save_plot,
@@ -54,27 +56,18 @@ def _model_names(incomplete: str) -> list[str]:
 @takes_options(MODEL_OPTIONS, SETTINGS, PRICES)
 def predict(
     ctx: typer.Context,
-    workloads: Annotated[
-        list[str],
-        typer.Argument(
-            autocompletion=_model_names,
-            help="Models, Hugging Face ids, or files.",
-        ),
-    ],
-    gpu: Annotated[
-        str,
-        typer.Option(help="GPU name or YAML file.", autocompletion=_gpu_names),
-    ],
+    workloads: Annotated[list[str], argument("Models, Hugging Face ids, or files.", autocompletion=_model_names)],
+    gpu: Annotated[str, option("GPU name or YAML file.", autocompletion=_gpu_names)],
     operands: Annotated[str | None, _own("cold|warm operands of a list (memory|L2).")] = None,
     bundle: Annotated[Path | None, _own("Folder that `calibrate` saved.")] = None,
     factor: Annotated[list[str] | None, _own("Your own factor, such as compute=0.9.")] = None,
     card: Annotated[str, _own("Ends for another|this card.")] = "another",
-    node: Annotated[str | None, typer.Option(help="Where GPUs stand: a name of `gpus nodes`, or YAML.")] = None,
+    node: Annotated[str | None, option("Where GPUs stand: a name of `gpus nodes`, or YAML.")] = None,
     force: Force = False,
-    details: Annotated[bool, typer.Option("--details", help="Print everything.")] = False,
+    details: Annotated[bool, option("Print everything.", "--details")] = False,
     json: Json = False,
     plot: Plot = None,
-    figure: Annotated[str, typer.Option(help="breakdown|timeline|roofline|clocks")] = "breakdown",
+    figure: Annotated[str, option("breakdown|timeline|roofline|clocks")] = "breakdown",
     **options: Any,
 ) -> None:
     """Predict speed, power and energy of each workload, in order, on GPUs of one kind.
@@ -123,13 +116,13 @@ _SIDE = (
 @takes_options(MODEL_OPTIONS, SETTINGS)
 def compare(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same, or what differs from A: @GPU, or ,batch=16.")],
+    a: Annotated[str, argument(_SIDE, metavar="A")],
+    b: Annotated[str, argument("The same, or what differs from A: @GPU, or ,batch=16.", metavar="B")],
     gpu: Annotated[
-        str | None, typer.Option(help="GPU of a run that names none, and whose rows row:ID means (default: h200).")
+        str | None, option("GPU of a run that names none, and whose rows row:ID means (default: h200).")
     ] = None,
     iterations: Annotated[
-        int, typer.Option(help="How often the command of `measure run` ran the workload, warm-up excluded.")
+        int, option("How often the command of `measure run` ran the workload, warm-up excluded.")
     ] = 1,
     json: Json = False,
     plot: Plot = None,
@@ -155,11 +148,9 @@ def compare(
 def report(
     ctx: typer.Context,
     workload: Source,
-    gpu: Annotated[
-        str, typer.Option(help="Catalogue name or your own YAML file; more names with commas are compared with it.")
-    ],
-    out: Annotated[Path, typer.Option(help="The file to write: report.html, or report.pdf through Chromium.")],
-    paper: Annotated[str, typer.Option(help="Of a PDF: A4|Letter.")] = "A4",
+    gpu: Annotated[str, option("Catalogue name or your own YAML file; more names with commas are compared with it.")],
+    out: Annotated[Path, option("The file to write: report.html, or report.pdf through Chromium.")],
+    paper: Annotated[str, option("Of a PDF: A4|Letter.")] = "A4",
     force: Force = False,
     json: Json = False,
     **options: Any,
@@ -206,18 +197,18 @@ def simulate(
     ctx: typer.Context,
     model: Model,
     gpu: GpuName,
-    rate: Annotated[str | None, typer.Option(help="Requests, such as 8/s or 600/min.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Requests of a CSV or JSON Lines file.")] = None,
+    rate: Annotated[str | None, option("Requests, such as 8/s or 600/min.")] = None,
+    trace: Annotated[Path | None, option("Requests of a CSV or JSON Lines file.")] = None,
     prompt: Lengths = "512",
     output: Lengths = "128",
     arrivals: Arrivals = "poisson",
-    seconds: Annotated[str, typer.Option(help="Time of arrivals, such as 600 or 1h.")] = "600",
-    requests: Annotated[int | None, typer.Option(help="So many, in place of --seconds.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the drawn arrivals and lengths.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Draws to repeat, for the spread.")] = 1,
-    replicas: Annotated[int, typer.Option(min=1, help="Engines that share requests.")] = 1,
-    ttft: Annotated[str | None, typer.Option(help="To first token: 500ms, p99:500ms.")] = None,
-    tpot: Annotated[str | None, typer.Option(help="Per output token: 50ms, p90:50ms.")] = None,
+    seconds: Annotated[str, option("Time of arrivals, such as 600 or 1h.")] = "600",
+    requests: Annotated[int | None, option("So many, in place of --seconds.")] = None,
+    seed: Annotated[int, option("Of the drawn arrivals and lengths.", min=0)] = 1,
+    seeds: Annotated[int, option("Draws to repeat, for the spread.", min=1, max=100)] = 1,
+    replicas: Annotated[int, option("Engines that share requests.", min=1)] = 1,
+    ttft: Annotated[str | None, option("To first token: 500ms, p99:500ms.")] = None,
+    tpot: Annotated[str | None, option("Per output token: 50ms, p90:50ms.")] = None,
     router: Annotated[str, _engine("round-robin|least-loaded")] = "round-robin",
     prefill_replicas: Annotated[int, _engine("Engines for prompts alone; others decode.", min=0)] = 0,
     transfer: Annotated[str, _engine("Speed of sending a prompt's cache on.")] = "50GB/s",
@@ -230,7 +221,7 @@ def simulate(
     speculative_tokens: Annotated[int, _engine("Tokens drafted a step.", min=0, max=64)] = 0,
     acceptance_rate: Annotated[str, _engine("Chance that a drafted token is kept.")] = "70%",
     plot: Plot = None,
-    out: Annotated[Path | None, typer.Option(help="Every request and step, as .parquet.")] = None,
+    out: Annotated[Path | None, option("Every request and step, as .parquet.")] = None,
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -256,16 +247,14 @@ def train(
     ctx: typer.Context,
     model: Model,
     gpu: GpuName,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
-    tokens: Annotated[str, typer.Option(help="Tokens to train on: 1B, 300M, 15T.")] = "1B",
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences a step; default: 524,288 tokens.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="bf16|fp16|fp32|fp8|nvfp4")] = "bf16",
-    optimizer: Annotated[str, typer.Option(help="adamw|adamw8bit|adafactor|muon|sgd")] = "adamw",
-    stack: Annotated[str, typer.Option(help="compiled|eager kernels.")] = "compiled",
-    minimise: Annotated[str, typer.Option(help="time|energy|cost: what decides.")] = "time",
+    gpus: Annotated[int, option("GPUs in all.", min=1)] = 8,
+    tokens: Annotated[str, option("Tokens to train on: 1B, 300M, 15T.")] = "1B",
+    seq: Annotated[int | None, option("Tokens of a sequence; default 4096.", min=1)] = None,
+    global_batch: Annotated[int | None, option("Sequences a step; default: 524,288 tokens.", min=1)] = None,
+    dtype: Annotated[str, option("bf16|fp16|fp32|fp8|nvfp4")] = "bf16",
+    optimizer: Annotated[str, option("adamw|adamw8bit|adafactor|muon|sgd")] = "adamw",
+    stack: Annotated[str, option("compiled|eager kernels.")] = "compiled",
+    minimise: Annotated[str, option("time|energy|cost: what decides.")] = "time",
     lora: Annotated[int, _recipe("Rank of LoRA adapters; 0 trains all weights.", min=0)] = 0,
     base_bits: Annotated[int, _recipe("Bits of frozen weights: 16, 8, or 4 (QLoRA).")] = 16,
     fused_loss: Annotated[bool, _recipe("The loss never keeps all logits.", "--fused-loss")] = False,
@@ -287,8 +276,8 @@ def train(
     pause_share: Annotated[str, _pause("Share of evaluation, checkpoints and stalls.")] = "0%",
     failures_per_gpu_day: Annotated[float, _pause("Failures per GPU and day.", "--failures")] = 0.0,
     lost_minutes: Annotated[float, _pause("Work repeated after each failure, in minutes.")] = 30.0,
-    search: Annotated[bool, typer.Option("--search", help="Show the ways to share it.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print every assumption.")] = False,
+    search: Annotated[bool, option("Show the ways to share it.", "--search")] = False,
+    details: Annotated[bool, option("Print every assumption.", "--details")] = False,
     force: Force = False,
     plot: Plot = None,
     json: Json = False,
