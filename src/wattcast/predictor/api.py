@@ -10,8 +10,10 @@ A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temp
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
@@ -110,6 +112,22 @@ def predict(
     return predict_many([workload], gpu, **options)[0]
 
 
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Pause Python's search for cycles, which walks all operators of a long list again and again.
+
+    It took an eighth of the time of 200,000 operators.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_paused_collector()
 def predict_many(
     workloads: Sequence[Workload | tuple[Workload, Mapping[str, Any]]],
     gpu: str | Path | Gpu,
