@@ -12,7 +12,7 @@ from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.families.engine_families import expert_tile
 from wattcast.kernels.kernel_table import USUAL_CONDITION
-from wattcast.predictor.bundle import shipped_bundle
+from wattcast.predictor.bundle import bundle_for, shipped_bundle
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
@@ -113,12 +113,11 @@ def test_visits_to_experts_elsewhere_pass_through_vllms_own_kernels_only() -> No
 def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
     def library(gpu: str, weights: str) -> set[str]:
         chip, op = load_gpu(gpu), FusedExperts(64, 8, 2, 2048, 1408, weights=weights, kernel="")
-        found = build_kernels((op,), (USUAL_CONDITION,), chip, reference_chip(chip), ()).work.features
+        found = build_kernels((op,), (USUAL_CONDITION,), chip, bundle_for(chip).reference, ()).work.features
         return {name for name in EXPERT_LIBRARIES if found[name][0]}
 
-    assert [library(*of) for of in (("h200", "bf16"), ("l40s", "int4"), ("b200", "bf16"))] == [
-        *(set(), {"marlin"}, {"trtllm"}),
-    ]
+    chips = (("h200", "bf16"), ("h200", "fp4"), ("l40s", "fp4"), ("b200", "int4"), ("b200", "bf16"))
+    assert [library(*of) for of in chips] == [set(), {"oai"}, {"marlin"}, {"marlin"}, {"trtllm"}]
 
 
 def test_narrow_weights_count_their_scales() -> None:

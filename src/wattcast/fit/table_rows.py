@@ -397,16 +397,14 @@ def busiest_load(experts: int, top_k: int, gpus: int, exponent: float) -> float:
     has either the most popular expert, w_1 + (n - 1)·(N - w_1)/(N - 1), or a draw of n that is the largest of G:
     n + √(2·ln G)·σ, σ² = var(w)·n·(N - n)/(N - 1). An expert gets each token once at most.
 
-    >>> busiest_load(128, 8, 1, 0.75), round(busiest_load(128, 8, 16, 0.75), 2)
-    (1.0, 2.39)
+    >>> [round(busiest_load(128, 8, gpus, 0.75), 2) for gpus in (1, 16)]
+    [1.0, 2.39]
     """
     weight = np.arange(1.0, experts + 1.0) ** -exponent
     weight /= weight.mean()
-    held = max(experts // gpus, 1)
-    if held == experts:
-        return 1.0
-    popular = weight[0] + (held - 1) * (experts - weight[0]) / (experts - 1)
-    spread = weight.std() * (held * (experts - held) / (experts - 1)) ** 0.5
+    held, others = max(experts // gpus, 1), max(experts - 1, 1)
+    popular = weight[0] + (held - 1) * (experts - weight[0]) / others
+    spread = weight.std() * (held * (experts - held) / others) ** 0.5
     most = max(popular, held + spread * (2.0 * np.log(gpus)) ** 0.5) / held
     return float(min(most, experts / top_k))
 

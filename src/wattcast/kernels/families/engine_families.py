@@ -19,6 +19,7 @@ from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
     ConditionColumns,
     FamilyColumns,
+    LibraryStyle,
     ReferenceChip,
     as_columns,
     resident_share,
@@ -271,9 +272,10 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     sms, picks, width = reference.sm_count, float(op.picks), float(op.dtype.byte)
     hidden, inner = float(op.hidden), float(op.intermediate)
     narrow, kernel = op.weights in ("int4", "fp4"), op.kernel
-    if not kernel:  # as vLLM chooses: FlashInfer's on Blackwell, Marlin's for narrow weights, else its own
-        blackwell = "tensor_fp4_flop" in reference.per_cycle
-        kernel = "trtllm" if blackwell and op.weights != "int4" else "marlin" if narrow else "triton"
+    if not kernel:  # as vLLM chooses by chip and weights
+        hopper, blackwell = reference.style is LibraryStyle.HOPPER, "tensor_fp4_flop" in reference.per_cycle
+        kernel = "triton" if not narrow else "oai" if hopper and op.weights == "fp4" else "marlin"
+        kernel = "trtllm" if blackwell and op.weights != "int4" else kernel
     block, side = expert_tile(op, kernel)
     blocks = max(op.count_blocks(block), 1.0)
     tiles = blocks * (ceil(2.0 * inner / side) + ceil(hidden / side))
