@@ -40,6 +40,9 @@ def test_memory_clock_and_sms_are_knobs_of_a_catalogue_gpu() -> None:
     assert time_s[0, -1, -1] >= time_s[-1, -1, -1]
     (mine,) = compare_policies([tables], PolicySetup(), [PolicyName.HARMONIA]).outcomes
     assert mine.objective_over_oracle < 0.02
+    alone = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, h200, options, 50, [KnobRole.MEMORY_CLOCK])
+    assert [knob.role for knob in alone.lattice.knobs] == [KnobRole.MEMORY_CLOCK]
+    np.testing.assert_allclose(alone.time_s, time_s[-1:, -1])
     with pytest.raises(BadInput, match="no two memory clocks"):
         clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, api.find_gpu("b200"), options, 5, roles)
 

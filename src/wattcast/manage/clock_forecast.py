@@ -75,8 +75,9 @@ def build_predicted_plant(
 ) -> PlantTables:
     """Make a plant of a catalogue GPU: every workload is an application, run over and over.
 
-    Its knobs are the core clock and, by ``roles``, the memory clock and the number of SMs. Bandwidth follows the
-    memory clock. Work on fewer SMs is predicted as on a card that has no more; idle power stays that of the card.
+    Its knobs are those of ``roles``: core clock, memory clock, number of SMs; others stay at their highest. Bandwidth
+    follows the memory clock. Work on fewer SMs is predicted as on a card that has no more; idle power stays that of
+    the card.
     """
     units: tuple[float, ...] = (float(np.max(gpu.sm_count)),)
     memory_hz: tuple[float, ...] = (1.0,)
@@ -88,7 +89,7 @@ def build_predicted_plant(
             raise bad_value(
                 "--knobs", f"core or sms, as the catalogue lists no two memory clocks of {gpu.name}", "memory"
             )
-    core_hz = list_core_clocks(gpu)
+    core_hz = list_core_clocks(gpu)[0 if KnobRole.CORE_CLOCK in roles else -1 :]
     knobs = (KnobRole.COMPUTE_UNITS, units), (KnobRole.CORE_CLOCK, core_hz), (KnobRole.MEMORY_CLOCK, memory_hz)
     lattice = Lattice(tuple(Knob(role, levels) for role, levels in knobs if len(levels) > 1))
     bandwidths = [gpu.memory.byte_per_s * hz / memory_hz[-1] for hz in memory_hz]
