@@ -1,12 +1,12 @@
-"""Draw the simulated HD 7970 like figures 3 to 9 and 14 of paper 004: what its knobs do before anything is managed.
+"""Draw the simulated HD 7970 like figures 3 to 9, 14 and 17 of paper 004, and how its sensitivities are predicted.
 
-Run: ``python studies/hd7970_figures.py FOLDER`` (draws six figures as PNG).
+Run: ``python studies/hd7970_figures.py FOLDER`` (draws eight figures as PNG).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,15 @@ import numpy as np
 from wattcast.manage import hd7970
 from wattcast.manage.management_figures import LEGEND_RIGHT
 from wattcast.manage.plants import KnobRole, PlantTables
-from wattcast.manage.sensitivity_model import measure_table_sensitivities
+from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup
+from wattcast.manage.policy_comparison import PolicyComparison, compare_policies
+from wattcast.manage.sensitivity_model import (
+    SensitivityModel,
+    average_counters,
+    load_shipped_model,
+    measure_table_sensitivities,
+)
+from wattcast.report.figure_style import MODULE_COLOURS as MODULE
 from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure, save_figures
 
 if TYPE_CHECKING:
@@ -137,7 +145,52 @@ def _shade(i: int, count: int) -> tuple[float, float, float]:
     return float(r), float(g), float(b)
 
 
-def list_figures(tables: PlantTables) -> dict[str, FigureMaker]:
+def draw_power_shares(tables: PlantTables, comparison: PolicyComparison, applications: Sequence[str]) -> Figure:
+    """Draw power of chip and memory under default and controller, relative to the default's sum (figure 17)."""
+    figure, axes = new_axes(max(6.0, 0.8 * len(applications)), 4.0)
+    for i, application in enumerate(applications):
+        base = chip_and_memory_w(tables, comparison.runs[PolicyName.DEFAULT, application])
+        for j, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
+            gpu, memory = (
+                100 * w / sum(base) for w in chip_and_memory_w(tables, comparison.runs[policy, application])
+            )
+            x = i + 0.38 * (j - 0.5)
+            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
+            axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
+    axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right")
+    axes.set_ylabel("Power, relative to default (%)")
+    axes.legend(**LEGEND_RIGHT)
+    return add_caption(figure, f"{tables.source}; chip and memory alone, left bar default, right bar controller")
+
+
+def chip_and_memory_w(tables: PlantTables, run: PolicyRun) -> tuple[float, float]:
+    """Return the mean power of chip and of memory in a run; needs a plant that tells them apart."""
+    assert tables.memory_w is not None, "the plant does not tell memory power apart"
+    played = run.played
+    memory_j = float((tables.memory_w[played.phase, played.chosen] * played.time_s).sum())
+    board_j = (tables.board_w or 0.0) * played.total_s
+    return (played.total_j - memory_j - board_j) / played.total_s, memory_j / played.total_s
+
+
+def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, SensitivityModel]) -> Figure:
+    """Draw predicted against measured sensitivities of all kernels, compute and bandwidth (section 7.2)."""
+    figure = new_figure(8.0, 4.0)
+    truth, columns = measure_table_sensitivities(tables), average_counters(tables)
+    for axes, which in zip(figure.subplots(1, 2), ("compute", "bandwidth"), strict=True):
+        for (name, model), colour in zip(models.items(), (BLUE, ORANGE, GREEN), strict=False):
+            guess = getattr(model, which).predict_columns(columns)
+            error = float(np.mean(np.abs(guess - truth[which])))
+            axes.plot(truth[which], guess, "o", markersize=4, color=colour, label=f"{name}: mean error {error:.1%}")
+        axes.plot([0, 1], [0, 1], color="black", lw=0.5)
+        axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
+        axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
+        axes.legend(frameon=False)
+    return add_caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
+
+
+def list_figures(
+    tables: PlantTables, comparison: PolicyComparison, models: Mapping[str, SensitivityModel]
+) -> dict[str, FigureMaker]:
     """Return all figures of the plant, by name."""
     stress = ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
     cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
@@ -148,8 +201,12 @@ def list_figures(tables: PlantTables) -> dict[str, FigureMaker]:
         "figure_06_metrics": partial(draw_metric_comparison, tables, stress[1:]),
         "figure_07_09_sensitivity": partial(draw_sensitivity_cases, tables, cases),
         "figure_14_phases": partial(draw_phases, tables, "Graph500.BottomStepUp"),
+        "figure_17_power_shared": partial(draw_power_shares, tables, comparison, list(tables.applications)),
+        "predictor_accuracy": partial(draw_predictor_accuracy, tables, models),
     }
 
 
 if __name__ == "__main__":
-    save_figures(list_figures(hd7970.load_tables()), Path(sys.argv[1]), "png")
+    plant, shipped = hd7970.load_tables(), [load_shipped_model(n) for n in ("hd7970_simulated", "hd7970_table3")]
+    played = compare_policies([plant], PolicySetup(model=shipped[0]), [PolicyName.DEFAULT, PolicyName.HARMONIA])
+    save_figures(list_figures(plant, played, {m.name: m for m in shipped}), Path(sys.argv[1]), "png")

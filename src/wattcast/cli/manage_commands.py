@@ -24,6 +24,7 @@ from wattcast.core import units
 from wattcast.core.errors import bad_value, unknown_name
 
 if TYPE_CHECKING:
+    from wattcast.hardware import Gpu
     from wattcast.manage.plants import PlantTables
     from wattcast.manage.policies import PolicySetup
     from wattcast.manage.search_problem import Objective
@@ -171,6 +172,7 @@ def run(
     metrics: Annotated[
         str | None, option("Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics.")
     ] = None,
+    model: Annotated[str | None, typer.Option(help="Model that the engine serves, to forecast its steps.")] = None,
     ttft: FirstToken = "500ms",
     tpot: PerToken = "50ms",
     turn_limit: Annotated[bool, option("Turn the power limit as well.", "--turn-limit")] = False,
@@ -194,7 +196,7 @@ def run(
 
     from wattcast.manage import live_control
     from wattcast.manage.daemon_client import hold_card
-    from wattcast.manage.serving_control import read_engine_metrics
+    from wattcast.manage.serving_control import LatencyKeeper, build_clock_levels, make_keeper, read_engine_metrics
     from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
 
@@ -203,11 +205,11 @@ def run(
     seconds = _period_s(period)
     if progress is not None and not progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
-    limits = None
-    if metrics is not None:
-        limits = _serving_limits(ttft, tpot)
-        if not command:
-            read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
+    limits = _serving_limits(ttft, tpot)
+    if model is not None and metrics is None:
+        raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
+    if metrics is not None and not command:
+        read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
     variables = dict(env.variables)
     if sm_percent is not None:
         variables |= live_control.limit_sm_share(sm_percent, variables)
@@ -216,7 +218,14 @@ def run(
     if not apply:
         env.say(f"dry run on {card.name}: clocks would be set and given back; add --apply to do it.")
         raise typer.Exit
-    told = live_control.SmCountFile(units, sms or _sm_count(card.name)) if units else None
+    told = None
+    if units is not None:
+        total = sms or int(_catalogue_gpu(card.name, "--units", "Tell how many SMs it has (--sms).").sm_count)
+        told = live_control.SmCountFile(units, total)
+    keeper: Any = None if metrics is None else partial(LatencyKeeper, limits=limits)
+    if model is not None:
+        chip = _catalogue_gpu(card.name, "--model", "Leave it out: what steps take is then learned.")
+        keeper = partial(make_keeper, build_clock_levels(model, chip), limits)
     task = live_control.ControlTask(
         goal,
         seconds,
@@ -224,7 +233,7 @@ def run(
         told,
         turn_limit,
         make_advice(goal, find_catalogue_gpu(card.name)),
-        limits,
+        keeper,
         None if metrics is None else partial(read_engine_metrics, metrics),
     )
     with hold_card(card, socket) as held:
@@ -360,7 +369,6 @@ def rehearse(
     import numpy as np
 
     from wattcast.manage import serving_control
-    from wattcast.manage.serving_control import LatencyKeeper
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
@@ -375,8 +383,7 @@ def rehearse(
         limit_w = float(np.mean(chip.power.limit_w))
         found = serving_control.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
     else:
-        keeper = LatencyKeeper([float(costs.clock_hz[0]) for costs in by_level], limits)
-        found = serving_control.rehearse_load(by_level, traces[0], limits, keeper)
+        found = serving_control.rehearse_load(by_level, traces[0], limits)
     if json:
         env.json(found)
         return
@@ -416,14 +423,14 @@ def site(
     )
 
 
-def _sm_count(name: str) -> int:
-    """Return the SMs of a card by what the driver calls it."""
+def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:
+    """Return the catalogue's card by what the driver calls it, which ``option`` needs."""
     from wattcast.manage.watch_card import find_catalogue_gpu
 
     chip = find_catalogue_gpu(name)
     if chip is None:
-        raise bad_value("--sms", f"how many SMs {name} has, as the catalogue does not know it", "none")
-    return int(chip.sm_count)
+        raise bad_value(option, "a card that the catalogue knows (`wattcast gpus`)", name, instead)
+    return chip
 
 
 def _read_objective(

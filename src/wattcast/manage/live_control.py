@@ -38,7 +38,7 @@ from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Setting
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
-from wattcast.manage.serving_control import EngineReading, LatencyKeeper, ServingLimits
+from wattcast.manage.serving_control import EngineReading, LatencyKeeper
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
@@ -53,7 +53,7 @@ BLIND_PERIODS = 5  # without visible work, after which the user is told
 WARM_UP = 2  # periods with work that are not looked at: programs start slowly
 SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
 POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
-SERVING_INTERVAL_S = 5.0  # between two readings of an engine's metrics
+SERVING_INTERVAL_S = 2.0  # between two readings of an engine's metrics
 PROGRAM_KERNEL = "program"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
@@ -459,8 +459,8 @@ class ControlTask:
     units: SmCountFile | None = None
     power_limit: bool = False
     advise: Advice | None = None
-    serving: ServingLimits | None = None
-    read_engine: Callable[[], EngineReading] | None = None  # with ``serving``
+    make_keeper: Callable[[Sequence[float]], LatencyKeeper] | None = None  # of the card's clocks, for serving
+    read_engine: Callable[[], EngineReading] | None = None  # with ``make_keeper``
 
 
 def run_controlled_program(
@@ -495,8 +495,8 @@ def run_controlled_program(
         told = ProgressFile(task.progress) if task.progress else None
         plant = LivePlant(card, lattice, task.period_s, is_alive, time.sleep, told, say, units)
         savings = None
-        if task.serving is not None and task.read_engine is not None:
-            keeper = LatencyKeeper(lattice.knobs[0].levels, task.serving)
+        if task.make_keeper is not None and task.read_engine is not None:
+            keeper = task.make_keeper(lattice.knobs[0].levels)
             try:
                 control_serving(card, keeper, task.read_engine, is_alive, time.sleep, say)
             except (Refused, MissingTool) as error:
@@ -508,7 +508,7 @@ def run_controlled_program(
             card.give_back()
         finally:
             code = 0 if process is None else _await_end(process, signals.came)
-    said = "" if task.serving is not None else "No saving is claimed."
+    said = "" if task.make_keeper is not None else "No saving is claimed."
     if savings is not None:
         said = savings.describe(plant.lattice.describe(savings.settings))
     say(f"the card has back what it had. {said}".rstrip())

@@ -1,7 +1,7 @@
-"""Draw run-time management like figures 1, 10 to 13 and 15 to 18 of paper 004. One function draws one figure.
+"""Draw run-time management like figures 1, 10 to 13, 15, 16 and 18 of paper 004. One function draws one figure.
 
-Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 3 to 9 and 14, what
-the knobs of the paper's card do before anything is managed, are drawn by ``studies/hd7970_figures.py``.
+Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 3 to 9, 14 and 17, of
+the paper's card alone, are drawn by ``studies/hd7970_figures.py``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, compute_res
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
 from wattcast.manage.policy_comparison import PolicyComparison, PolicyOutcome
 from wattcast.manage.search_problem import Objective
-from wattcast.manage.sensitivity_model import SensitivityModel
-from wattcast.report.figure_style import MODULE_COLOURS as MODULE
-from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure
+from wattcast.report.figure_style import FigureMaker, add_caption, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +37,7 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     PolicyName.HARMONIA: "#009E73",
     PolicyName.ORACLE: "#000000",
 }
+COMPARED = (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
 LEGEND_RIGHT: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
@@ -72,15 +71,17 @@ def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
 
 
 def draw_gains(
-    comparison: PolicyComparison, field: str, label: str, source: str, without: Sequence[str] = STRESS_APPLICATIONS
+    comparison: PolicyComparison, field: str, label: str, source: str, wanted: Sequence[PolicyName] = COMPARED
 ) -> Figure:
-    """Draw one quantity per application and policy, with both geometric means at the end (figures 10 to 13)."""
-    wanted = (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
+    """Draw one quantity per application and policy, with both geometric means at the end (figures 10 to 13).
+
+    With the coarse step and the controller alone it shows what the fine steps add (figure 18).
+    """
     outcomes = {p: found for p in wanted if (found := comparison.for_policy(p))}
     applications = [o.application for o in next(iter(outcomes.values()))]
-    means = (
-        {"geo. mean": (), "geo. mean 2": tuple(without)} if set(without) & set(applications) else {"geo. mean": ()}
-    )
+    without, means = STRESS_APPLICATIONS, dict[str, tuple[str, ...]]({"geo. mean": ()})
+    if set(without) & set(applications):
+        means["geo. mean 2"] = without
     values = {
         policy: [getattr(o, field) for o in rows] + [_geometric(rows, field, left_out) for left_out in means.values()]
         for policy, rows in outcomes.items()
@@ -121,44 +122,6 @@ def draw_residency(
     return add_caption(figure, tables.source)
 
 
-def draw_power_shares(tables: PlantTables, comparison: PolicyComparison, applications: Sequence[str]) -> Figure:
-    """Draw power of chip and memory under default and controller, relative to the default's sum (figure 17)."""
-    figure, axes = new_axes(max(6.0, 0.8 * len(applications)), 4.0)
-    for i, application in enumerate(applications):
-        base = chip_and_memory_w(tables, comparison.runs[PolicyName.DEFAULT, application])
-        for j, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
-            gpu, memory = (
-                100 * w / sum(base) for w in chip_and_memory_w(tables, comparison.runs[policy, application])
-            )
-            x = i + 0.38 * (j - 0.5)
-            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
-            axes.bar(x, memory, 0.36, bottom=gpu, color=MODULE["dram"], label="memory" if i == j == 0 else None)
-    axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right")
-    axes.set_ylabel("Power, relative to default (%)")
-    axes.legend(**LEGEND_RIGHT)
-    return add_caption(figure, f"{tables.source}; chip and memory alone, left bar default, right bar controller")
-
-
-def chip_and_memory_w(tables: PlantTables, run: PolicyRun) -> tuple[float, float]:
-    """Return the mean power of chip and of memory in a run; needs a plant that tells them apart."""
-    assert tables.memory_w is not None, "the plant does not tell memory power apart"
-    played = run.played
-    memory_j = float((tables.memory_w[played.phase, played.chosen] * played.time_s).sum())
-    board_j = (tables.board_w or 0.0) * played.total_s
-    return (played.total_j - memory_j - board_j) / played.total_s, memory_j / played.total_s
-
-
-def draw_contributions(comparison: PolicyComparison, source: str) -> Figure:
-    """Draw what the coarse step brings alone, and what the fine steps add (figure 18)."""
-    found = {p: comparison.for_policy(p) for p in (PolicyName.COARSE, PolicyName.HARMONIA)}
-    names = [o.application for o in found[PolicyName.HARMONIA]]
-    figure, axes = new_axes(max(6.0, 0.6 * len(names)), 4.0)
-    gains = {p: [o.ed2_gain_over_default_with_probing for o in rows] for p, rows in found.items()}
-    _draw_grouped_bars(axes, names, gains)
-    axes.set_ylabel("ED² gain over default (%)")
-    return add_caption(figure, source)
-
-
 def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) -> Figure:
     """Draw how far each run of an application is from its oracle, over time."""
     figure, axes = new_axes(6.5, 3.6)
@@ -193,22 +156,6 @@ def draw_picked_clocks(tables: PlantTables, comparison: PolicyComparison, object
     return add_caption(figure, tables.source)
 
 
-def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, SensitivityModel]) -> Figure:
-    """Draw predicted against measured sensitivities of all kernels, compute and bandwidth (section 7.2)."""
-    figure = new_figure(8.0, 4.0)
-    truth, columns = sensitivity_model.measure_table_sensitivities(tables), sensitivity_model.average_counters(tables)
-    for axes, which in zip(figure.subplots(1, 2), ("compute", "bandwidth"), strict=True):
-        for (name, model), colour in zip(models.items(), (BLUE, ORANGE, GREEN), strict=False):
-            guess = getattr(model, which).predict_columns(columns)
-            error = float(np.mean(np.abs(guess - truth[which])))
-            axes.plot(truth[which], guess, "o", markersize=4, color=colour, label=f"{name}: mean error {error:.1%}")
-        axes.plot([0, 1], [0, 1], color="black", lw=0.5)
-        axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
-        axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
-        axes.legend(frameon=False)
-    return add_caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
-
-
 def list_management_figures(
     plants: Sequence[PlantTables], comparison: PolicyComparison, setup: PolicySetup
 ) -> dict[str, FigureMaker]:
@@ -219,7 +166,8 @@ def list_management_figures(
         for number, (field, label) in enumerate(GAINS.items(), start=10)
     }
     if comparison.for_policy(PolicyName.COARSE):
-        made["figure_18_contributions"] = lambda: draw_contributions(comparison, source)
+        added = (PolicyName.COARSE, PolicyName.HARMONIA)
+        made["figure_18_contributions"] = partial(draw_gains, comparison, *next(iter(GAINS.items())), source, added)
     for tables in plants:
         made |= _plant_figures(tables, comparison, setup)
     return made
@@ -246,12 +194,10 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
     models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
     study = load_study("hd7970_figures")
     return made | {
-        **({} if study is None else study.list_figures(tables)),
+        **({} if study is None else study.list_figures(tables, comparison, models)),
         "figure_01_power_breakdown": lambda: draw_power_breakdown(tables, "XSBench"),
         "figure_15_residency_kernel": lambda: draw_residency(tables, graph, "Graph500.BottomStepUp"),
         "figure_16_residency": lambda: draw_residency(tables, graph, paper=read_paper_residency()),
-        "figure_17_power_shared": lambda: draw_power_shares(tables, comparison, list(tables.applications)),
-        "predictor_accuracy": lambda: draw_predictor_accuracy(tables, models),
     }
 
 

@@ -1,14 +1,14 @@
 """Control a card that serves requests: energy per token under limits of response times.
 
 A serving engine does what comes in, so that throughput says nothing about the clock until the queue grows. The signal
-is the engine's own: histograms of the time to the first token (TTFT) and per output token (TPOT), read from its
-Prometheus endpoint, which vLLM and SGLang both have. ``LatencyKeeper`` lowers the clock as long as the 99th
-percentiles keep away from their limits and energy per token falls, and goes to the highest clock at once when they
-do not.
+is the engine's own: histograms of the time to the first token (TTFT) and per output token (TPOT), and counts, read
+from its Prometheus endpoint, which vLLM and SGLang both have. ``LatencyKeeper`` computes from the load which clocks
+keep the 99th percentiles below their limits, and takes the lowest.
 
 A rehearsal sends a trace through the engine simulator of ``wattcast simulate``, the policy and its oracle. The policy
 sees what an engine's Prometheus endpoint would tell, in vLLM's buckets, and the card's energy. The oracle is the one
-clock, of those that keep the limits in 99 % of the minutes, that needs the least energy for the whole trace.
+clock, of those that keep the limits in 99 % of the minutes (or in as many as the highest clock does), that needs the
+least energy for the whole trace.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import re
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, bad_value
@@ -32,7 +33,7 @@ from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import idle_power_w
 from wattcast.serving.arrivals import Trace
-from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, plan_requests
+from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, govern_steps, plan_requests
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
@@ -45,9 +46,14 @@ PER_TOKEN = (
     *("vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds"),
     "sglang:time_per_output_token_seconds",
 )
-WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-TAIL = {"ttft": 2.0, "tpot": 1.25}  # 99th percentile over the mean, where one bucket holds both
+GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of prompts
+    ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+)
+FEW_SEQUENCES = 8  # below, the mean of two readings does not tell how many there were between them
+TIED, LOOSELY_TIED = 1.0, 0.001  # how much the scales of a forecast, and without one, are held together
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -74,26 +80,26 @@ class LatencyHistogram:
         """Count the observations."""
         return self.counts[-1]
 
-    def quantile_s(self, tail: float, share: float = 0.99) -> float:
-        """Estimate a quantile: ``tail`` times the mean, kept within the bucket that holds the quantile.
+    @property
+    def mean_s(self) -> float:
+        """Return the mean of the observations, 0 where there are none."""
+        return self.total_s / self.count if self.count > 0 else 0.0
 
-        Buckets are wide (25 to 50 ms), and the line that Prometheus draws within one would call 26 ms 49.8.
-        """
-        if self.count <= 0:
-            return 0.0
-        place = bisect.bisect_left(self.counts, share * self.count)
-        low, high = (self.edges[place - 1] if place else 0.0), self.edges[place]
-        return min(max(tail * self.total_s / self.count, low), high)
+    def count_above(self, limit_s: float) -> float:
+        """Count the observations above the first edge that is not below a limit."""
+        return self.count - self.counts[bisect.bisect_left(self.edges, limit_s)]
 
 
 @dataclass(frozen=True)
 class EngineReading:
-    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait now."""
+    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait or are computed now."""
 
     ttft: LatencyHistogram
     tpot: LatencyHistogram
     tokens: float
     waiting: float
+    running: float = 0.0
+    prompt_tokens: float = 0.0
 
 
 def parse_engine_metrics(text: str) -> EngineReading:
@@ -126,8 +132,8 @@ def parse_engine_metrics(text: str) -> EngineReading:
         edges = tuple(sorted(buckets[name]))
         counts = tuple(buckets[name][edge] for edge in edges)
         found.append(LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0)))
-    tokens, waiting = (next((plain[name] for name in names if name in plain), 0.0) for names in (TOKENS, WAITING))
-    return EngineReading(found[0], found[1], tokens, waiting)
+    plainly = (next((plain[name] for name in names if name in plain), 0.0) for names in GAUGES)
+    return EngineReading(found[0], found[1], *plainly)
 
 
 def read_engine_metrics(url: str) -> EngineReading:
@@ -154,142 +160,206 @@ class ServingLimits:
                 raise bad_value(name, "a time above zero", value)
 
 
+@dataclass(frozen=True)
+class StepForecast:
+    """Hold what the steps of an engine take at each clock level, ``(level,)``.
+
+    A step in which N sequences decode, and as many prompts come in as sequences end, takes a + w·N/L, with a =
+    ``empty_s``, w = ``request_s`` and L output tokens per request.
+    """
+
+    empty_s: Array  # a step without a sequence
+    request_s: Array  # what one request adds to all its steps together, its prompt included
+
+
+def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) -> StepForecast:
+    """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power limit holds them."""
+    few, many, context = 4, 128, prompt + 0.5 * output
+    empty, request = [], []
+    for costs in by_level:
+        chunk = min(max(round(prompt), 1), len(costs.prompt) - 1 - many)
+        asked = (many + chunk, many, context, [(chunk, 0)], many + 1)
+        rows = costs.decode_cost(few, few, context), costs.decode_cost(many, many, context), costs.mixed_cost(*asked)
+        few_s, many_s, mixed_s = (govern_steps(costs, row, 1, 0.0)[0] for row in rows)
+        per_token_s = (many_s - few_s) / (many - few)
+        empty.append(few_s - few * per_token_s)
+        request.append(output * per_token_s + (mixed_s - many_s) * prompt / chunk)
+    return StepForecast(np.array(empty), np.array(request))
+
+
 @dataclass
 class LatencyKeeper:
-    """Choose a core clock from response times: as low as pays, with the 99th percentiles below their limits.
+    """Choose a core clock from response times: the lowest at which the 99th percentiles keep their limits.
 
-    A *strain* is the larger of the two percentiles over its limit. Going down by the factor x, it is expected to rise
-    by x to the power of the steepest rise seen so far, at least 1.5: near saturation it rises faster than 1/f. A step
-    after which it rises more than expected is taken back at once. A level that was too low is avoided at the same
-    load, for longer each time.
+    An engine shares its steps among its N requests, so that with λ requests per second, and a and w of
+    ``StepForecast``, a token takes
+
+        τ = a / (1 - λw)
+
+    on average, and N = λLτ requests are in the engine. N varies with the coefficient c = 1 / √(λLa): arrivals are
+    random, and what carries N back, d(N / Lτ)/dN, is a / Lτ². A level is low enough where τ·(1 + z·c·(1 - a/τ)) and
+    N·(1 + z·c) keep below their limits, and TTFT, which grows as τ does, too. Where more requests are in the engine
+    than that, the clock goes up at once, by what a step with these requests takes. After a minute in which more than
+    1 % of the requests were late, less of the limits is used.
+
+    a and w come from ``forecast`` and are scaled by what is measured: in a second, G tokens come from N sequences and
+    A·a·G/N + W·w·G/L = 1. Without a forecast both follow 1/f, and the division of the time between them is learned.
     """
 
     levels_hz: Sequence[float]  # ascending
     limits: ServingLimits
-    look_s: float = 60.0  # window behind a step down
-    alarm_s: float = 10.0  # window behind a step up
-    easy: float = 0.35  # strain below which several levels are taken at once,
-    far: float = 0.6  # to where it is expected to stay below this; no step is taken back below it
-    near: float = 0.85  # strain that a single step may be expected to lead to
-    alarm: float = 0.95  # strain at which the clock goes to the top
-    surprise: float = 1.25  # strain over the expected one, at which a step is taken back
-    saved: float = 0.95  # of the energy per token: a step that makes it exceed the one before by more is taken back
-    memory_s: float = 600.0  # how long a level that was too low is avoided the first time
+    forecast: Callable[[float, float], StepForecast] | None = None  # by mean tokens of prompts and of outputs
+    seats: float = 256.0  # requests that the engine computes at once; vLLM's max_num_seqs
+    spread: float = 3.5  # z: standard deviations of the number of requests that the limits leave room for
+    goal: float = 0.92  # of a limit, which the expected percentile keeps to
+    guard: float = 0.8  # of a limit, above which the requests that are in the engine now raise the clock
+    tail: float = 4.5  # 99th percentile of TTFT over its mean
+    load_s: float = 300.0  # window behind the load; the shorter one tells that it rises
+    short_s: float = 60.0
+    learning_s: float = 120.0
+    patience_s: float = 15.0  # between two steps down
     level: int = field(init=False)
     why: str = field(init=False, default="start")
 
     def __post_init__(self) -> None:
         self.level = len(self.levels_hz) - 1
         self._readings: deque[tuple[float, EngineReading, float]] = deque()  # time, engine, joules of the card
-        self._since_s: float | None = None
-        self._steepness = 1.5
-        self._step: _ClockStep | None = None  # the last one down, while it is on trial
-        self._resume: int | None = None  # level to go back to when an alarm is over
-        self._floors: dict[int, _TooLow] = {}
+        self._moved_s = self._judged_s = 0.0
+        self._care = 1.0  # share of the limits that is made use of
+        self._steps: StepForecast | None = None
+        self._lengths = np.ones(2)  # tokens of prompts and outputs that the forecast is for
+        self._sums = np.zeros(6)  # weights, x², xy, y², x and y, by which A and W are fitted
+        self._spent: dict[int, tuple[float, float]] = {}  # by level: load, joules per token
 
     def decide(self, now_s: float, reading: EngineReading, energy_j: float) -> int:
         """Return the level for the next interval. Call it every few seconds."""
         self._readings.append((now_s, reading, energy_j))
-        while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.look_s:
+        while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
             self._readings.popleft()
-        self._since_s = now_s if self._since_s is None else self._since_s
-        seen, top, stayed_s = self._window(now_s, self.alarm_s), len(self.levels_hz) - 1, now_s - self._since_s
-        if self.level < top and (seen.strain > self.alarm or reading.waiting > seen.load * self.limits.ttft_s + 1):
-            self._avoid(now_s)
-            resume = min(self.level + 2, top)
-            self._move(now_s, top, "response times are near their limits")
-            self._resume = resume
-        elif self._step is not None and self._is_worse(self._step, seen):
-            self._avoid(now_s)
-            self._move(now_s, self._step.before, "response times rose more than expected")
-        elif self._resume is not None and seen.strain < self.far and stayed_s >= 2 * self.alarm_s:
-            self._move(now_s, self._resume, "response times are well again")
-        elif stayed_s >= self.look_s:
-            self._consider_lower(now_s)
+        latest, lately, long = (self._window(seconds) for seconds in (0.0, self.short_s, self.load_s))
+        if lately.seconds < 0.5 * self.short_s or min(lately.requests, long.tokens, long.tpot_s) <= 0:
+            return self.level
+        self._note_late(now_s, lately)
+        output, tpot_s, ttft_s = long.tokens / long.requests, self._care * self.limits.tpot_s, self.limits.ttft_s
+        steps = self._learn(latest, long, output)
+        a, w = steps.empty_s, steps.request_s
+        load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
+        load += math.sqrt(long.load / long.seconds)  # a standard error of the count
+        tau = a / np.maximum(1 - load * w, 1e-6)
+        varies = self.spread / np.sqrt(load * output * a)
+        fits = tau * (1 + varies * (1 - a / tau)) <= self.goal * tpot_s
+        fits &= load * output * tau * (1 + 0.7 * varies) <= self.seats + 0.5 * load * ttft_s
+        fits &= self.tail * long.ttft_s / long.tpot_s * tau <= self.goal * self._care * ttft_s
+        fits[: self._find_cheapest(now_s, long.load)] = False
+        wanted = _lowest_level(fits)
+        why = f"{load:.3g} requests/s take {load * w[wanted]:.0%} of its time"
+        inside = reading.running + reading.waiting
+        more = max(inside - latest.inside_before, 0.0)  # may come until the next reading
+        urgent = _lowest_level(a + w * (inside + more) / output <= self.guard * tpot_s)
+        if inside + 0.5 * more > self.seats or reading.waiting > 0.3 * load * ttft_s + 1:
+            urgent = _lowest_level(w <= 1.02 * w.min())  # above, the power limit lets nothing run faster
+        if urgent > wanted:
+            wanted, why = urgent, f"{inside:.0f} requests are in the engine"
+        if wanted > self.level or (wanted < self.level and now_s - self._moved_s >= self.patience_s):
+            self.level, self.why, self._moved_s = max(wanted, self.level - 4), why, now_s
         return self.level
 
-    def _consider_lower(self, now_s: float) -> None:
-        """Go down, several levels where the strain is low, or back up where the last step did not pay."""
-        seen = self._window(now_s, self.look_s)
-        if self._step is not None:
-            before = self._step
-            ratio = math.log(self.levels_hz[before.before] / self.levels_hz[self.level])
-            if seen.strain > 0 < before.strain:
-                self._steepness = max(1.5, 1.5 * math.log(seen.strain / before.strain) / ratio)
-            if self.saved * seen.energy_j_per_token > before.energy_j_per_token > 0:
-                self._avoid(now_s)
-                self._move(now_s, before.before, "the step before did not save energy")
-                return
-            self._step = None
-        at_load = [
-            i + 1 for i, floor in self._floors.items() if floor.until_s > now_s and seen.load > 0.8 * floor.load
-        ]
-        here, lowest, wanted, expected = self.levels_hz[self.level], max(at_load, default=0), self.level, 0.0
-        for to in range(self.level - 1, lowest - 1, -1):
-            ratio = here / self.levels_hz[to]
-            after = seen.strain * ratio**self._steepness
-            is_easy = seen.strain < self.easy and seen.strain * ratio ** max(self._steepness, 2.0) <= self.far
-            if is_easy or (to == self.level - 1 and after <= self.near):
-                wanted, expected = to, after
-        if wanted != self.level:
-            step = _ClockStep(self.level, seen.strain, seen.energy_j_per_token, expected, seen.load)
-            self._move(now_s, wanted, f"response times are at {seen.strain:.0%} of their limits")
-            self._step = step
+    def _note_late(self, now_s: float, lately: _ServingWindow) -> None:
+        """Keep farther from the limits after a minute in which 1 % of the requests were late, for an hour or so."""
+        if now_s - self._judged_s >= self.short_s:
+            self._judged_s = now_s
+            is_late = lately.late > 0.01 * lately.requests
+            self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
 
-    def _is_worse(self, step: _ClockStep, seen: _ServingWindow) -> bool:
-        """Tell whether a step raised the strain more than expected, and a burst of requests does not explain it."""
-        if seen.strain <= max(self.surprise * step.expected, self.far):
-            return False
-        return seen.load <= 1.1 * step.load or seen.strain > self.near
+    def _learn(self, latest: _ServingWindow, long: _ServingWindow, output: float) -> StepForecast:
+        """Return what steps take at each level: as forecast, times what was measured over that.
 
-    def _avoid(self, now_s: float) -> None:
-        """Remember that the present level is too low for the present load."""
-        times = self._floors[self.level].times + 1 if self.level in self._floors else 0
-        load = self._window(now_s, self.look_s).load
-        self._floors[self.level] = _TooLow(now_s + self.memory_s * 2**times, load, times)
+        The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y = w·G/L in an
+        interval, which counts by exp(-age / ``learning_s``). With few sequences, N/G is the TPOT of those that end.
+        """
+        lengths = np.array([max(long.prompt_tokens / long.requests, 1.0), output])
+        if self._steps is None or np.abs(np.log(lengths / self._lengths)).max() > 0.2:
+            self._lengths, self._sums = lengths, np.zeros(6)
+            if self.forecast is not None:
+                self._steps = self.forecast(*lengths.tolist())
+            else:  # most of the time is taken for that of requests, with which response times rise most
+                slower = self.levels_hz[self.level] / np.asarray(self.levels_hz)
+                self._steps = StepForecast(0.3 * long.tpot_s * slower, 0.7 / long.load * slower)
+        a, w = self._steps.empty_s, self._steps.request_s
+        per_token_s = latest.inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
+        if latest.inside < FEW_SEQUENCES:
+            per_token_s = latest.tpot_s
+        if per_token_s > 0:
+            x, y = a[self.level] / per_token_s, w[self.level] * latest.tokens / latest.seconds / output
+            kept = math.exp(-latest.seconds / self.learning_s)
+            self._sums = kept * self._sums + (1 - kept) * np.array([1.0, x * x, x * y, y * y, x, y])
+        if not self._sums[0] > 0:
+            return self._steps
+        xx, xy, yy, x, y = self._sums[1:] / self._sums[0]
+        tie = TIED if self.forecast is not None else LOOSELY_TIED
+        xx, xy, yy = xx + tie, xy - tie, yy + tie
+        size = xx * yy - xy * xy
+        scales = np.maximum([yy * x - xy * y, xx * y - xy * x], 0.05 * size) / size
+        return StepForecast(scales[0] * a, scales[1] * w)
 
-    def _move(self, now_s: float, level: int, why: str) -> None:
-        self.level, self.why, self._since_s, self._step, self._resume = level, why, now_s, None, None
+    def _find_cheapest(self, now_s: float, load: float) -> int:
+        """Return the lowest level that did not need more energy per token than one above it at about this load."""
+        stayed_s = now_s - self._moved_s
+        if stayed_s >= 0.5 * self.short_s:
+            self._spent[self.level] = load, self._window(min(stayed_s, self.short_s)).energy_j_per_token
+        alike = {i: joules for i, (at, joules) in self._spent.items() if abs(at / load - 1) < 0.1}
+        worse = [i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)]
+        return max(worse, default=-1) + 1
 
-    def _window(self, now_s: float, seconds: float) -> _ServingWindow:
-        old = next((r for r in reversed(self._readings) if r[0] <= now_s - seconds), self._readings[0])
-        new = self._readings[-1]
-        ttft, tpot = new[1].ttft.since(old[1].ttft), new[1].tpot.since(old[1].tpot)
-        tokens, span_s = new[1].tokens - old[1].tokens, new[0] - old[0]
+    def _window(self, seconds: float) -> _ServingWindow:
+        """Sum up the readings of the last seconds, or of the last interval."""
+        (now_s, new, new_j), count = self._readings[-1], len(self._readings)
+        place = next((i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0)
+        then_s, old, old_j = self._readings[place]
+        ttft, tpot = new.ttft.since(old.ttft), new.tpot.since(old.tpot)
         return _ServingWindow(
-            max(
-                ttft.quantile_s(TAIL["ttft"]) / self.limits.ttft_s, tpot.quantile_s(TAIL["tpot"]) / self.limits.tpot_s
-            ),
-            ttft.count / span_s if span_s > 0 else 0.0,
-            (new[2] - old[2]) / tokens if tokens > 0 else 0.0,
+            now_s - then_s,
+            ttft.count,
+            max(new.tokens - old.tokens, 0.0),
+            max(new.prompt_tokens - old.prompt_tokens, 0.0),
+            ttft.mean_s,
+            tpot.mean_s,
+            max(ttft.count_above(self.limits.ttft_s), tpot.count_above(self.limits.tpot_s)),
+            old.running + old.waiting,
+            0.5 * (old.running + new.running),
+            new_j - old_j,
         )
 
 
 @dataclass(frozen=True)
 class _ServingWindow:
-    strain: float
-    load: float  # requests per second
-    energy_j_per_token: float
+    seconds: float
+    requests: float  # that got their first token
+    tokens: float
+    prompt_tokens: float
+    ttft_s: float  # mean, as is the next
+    tpot_s: float
+    late: float  # requests beyond a limit
+    inside_before: float  # requests at its begin
+    inside: float  # requests computed at once, mean of begin and end
+    energy_j: float
+
+    @property
+    def load(self) -> float:
+        return self.requests / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def energy_j_per_token(self) -> float:
+        return self.energy_j / self.tokens if self.tokens > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class _ClockStep:
-    before: int  # level
-    strain: float  # before, as is the next
-    energy_j_per_token: float
-    expected: float  # strain after it
-    load: float  # requests per second before it
-
-
-@dataclass(frozen=True)
-class _TooLow:
-    until_s: float
-    load: float
-    times: int
+def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
+    """Return the lowest level from which on all fit, or the highest."""
+    return min(int(np.max(np.nonzero(~fits)[0], initial=-1)) + 1, len(fits) - 1)
 
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
-INTERVAL_S = 5.0
+INTERVAL_S = 2.0
 KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
 # Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use here
 TTFT_EDGES = (
@@ -336,10 +406,11 @@ class ServingPlant:
         self.engine = EngineReplica(by_level[-1], settings, plan_requests(trace, settings))
         self.engine.submit(range(len(trace)))
         self._arrival_s, self._output = trace.arrival_s.tolist(), trace.output_tokens.tolist()
+        self._prompt = trace.prompt_tokens.tolist()
         self._open: list[int] = []  # requests that have not got all their tokens
         self._next = 0
         self._counts = [np.zeros(len(edges)) for edges in (TTFT_EDGES, TPOT_EDGES)]
-        self._sums, self._tokens = [0.0, 0.0], 0.0
+        self._sums, self._prompt_tokens = [0.0, 0.0], 0
         self._begun: set[int] = set()
 
     def advance(self, until_s: float, level: int) -> None:
@@ -359,8 +430,8 @@ class ServingPlant:
             if first_s <= now_s and request not in self._begun:  # False for NaN
                 self._begun.add(request)
                 self._note(0, first_s - self._arrival_s[request])
+                self._prompt_tokens += self._prompt[request]
             if last_s <= now_s:
-                self._tokens += self._output[request]
                 if self._output[request] > 1:
                     self._note(1, (last_s - first_s) / (self._output[request] - 1))
             else:
@@ -370,7 +441,8 @@ class ServingPlant:
             LatencyHistogram(edges, tuple(np.cumsum(counts).tolist()), total)
             for edges, counts, total in zip((TTFT_EDGES, TPOT_EDGES), self._counts, self._sums, strict=True)
         )
-        return EngineReading(ttft, tpot, self._tokens, engine.waiting)
+        tokens = engine.decoded + len(self._begun)
+        return EngineReading(ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens)
 
     def _note(self, which: int, seconds: float) -> None:
         edges = (TTFT_EDGES, TPOT_EDGES)[which]
@@ -429,12 +501,10 @@ def serve_at_levels(
     )
 
 
-def rehearse_load(
-    by_level: Sequence[StepCosts], trace: Trace, limits: ServingLimits, keeper: LatencyKeeper
-) -> dict[str, Any]:
+def rehearse_load(by_level: Sequence[StepCosts], trace: Trace, limits: ServingLimits) -> dict[str, Any]:
     """Serve a trace at the highest clock, under the policy and by the oracle; return what each needed and kept."""
     top = serve_at_levels(by_level, trace, limits, len(by_level) - 1)
-    ours = serve_at_levels(by_level, trace, limits, keeper)
+    ours = serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits))
     low, at, best = 0, len(by_level) - 1, top
     while low < at:  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
         level = (low + at) // 2
@@ -468,6 +538,21 @@ def build_clock_levels(model: str, gpu: Gpu, dtype: str = "bf16", longest_contex
     return [costs_at_clock(costs, gpu, share * float(costs.clock_hz[0])) for share in LEVEL_SHARES]
 
 
+def make_keeper(
+    by_level: Sequence[StepCosts], limits: ServingLimits, clocks_hz: Sequence[float] | None = None
+) -> LatencyKeeper:
+    """Return a policy that knows what the steps of the engine take at each clock, or at those that a card has."""
+    known_hz = [float(costs.clock_hz[0]) for costs in by_level]
+
+    def forecast(prompt: float, output: float) -> StepForecast:
+        known = forecast_steps(by_level, prompt, output)
+        if clocks_hz is None:
+            return known
+        return StepForecast(*(np.interp(clocks_hz, known_hz, each) for each in (known.empty_s, known.request_s)))
+
+    return LatencyKeeper(clocks_hz or known_hz, limits, forecast)
+
+
 def rehearse_site_serving(
     by_level: Sequence[StepCosts], traces: Sequence[Trace], limits: ServingLimits, budget_w: float, limit_w: float
 ) -> dict[str, Any]:
@@ -476,8 +561,7 @@ def rehearse_site_serving(
     Safe shares are two thirds of equal ones. A GPU that gets less than it would draw is only counted as such: the
     engine is not slowed in turn.
     """
-    clocks = [float(costs.clock_hz[0]) for costs in by_level]
-    days = [serve_at_levels(by_level, trace, limits, LatencyKeeper(clocks, limits)) for trace in traces]
+    days = [serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits)) for trace in traces]
     seconds = min(len(day.power_w) for day in days)
     demand_w = np.repeat(np.stack([day.power_w[:seconds] for day in days]), int(INTERVAL_S), axis=1)
     safe_w = min(budget_w / len(traces) / 1.5, limit_w)

@@ -243,6 +243,7 @@ class EngineReplica:
         self.last_token_s = [math.nan] * len(plan.arrival_s)
         self.preemptions = 0
         self.spent_j = 0.0  # up to device_s
+        self.decoded = 0.0  # tokens, the first of each request left out
         self.outstanding = 0
         self._arriving: deque[int] = deque()
         self._waiting: deque[int] = deque()
@@ -319,6 +320,11 @@ class EngineReplica:
     def waiting(self) -> int:
         """Count the requests that wait for their prompt."""
         return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Count the requests that are computed."""
+        return len(self._running) + len(self._prompts)
 
     @property
     def load(self) -> int:
@@ -567,3 +573,4 @@ class EngineReplica:
         counts = (steps, decodes, prompts, prompt_tokens, context, energy_j, len(self._waiting), used)
         self._segments.extend(times + counts)
         self.spent_j += energy_j
+        self.decoded += self._growth * steps
