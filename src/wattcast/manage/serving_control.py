@@ -21,7 +21,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -237,10 +237,10 @@ class LatencyKeeper:
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
             self._readings.popleft()
         latest, lately, long = (self._window(seconds) for seconds in (0.0, self.short_s, self.load_s))
-        if lately.seconds < 0.5 * self.short_s or min(lately.requests, long.tokens, long.tpot_s) <= 0:
+        if lately.seconds < 0.5 * self.short_s or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0:
             return self.level
         self._note_late(now_s, lately)
-        output, tpot_s, ttft_s = long.tokens / long.requests, self._care * self.limits.tpot_s, self.limits.ttft_s
+        output, tpot_s, ttft_s = long.tokens / long.ttft.count, self._care * self.limits.tpot_s, self.limits.ttft_s
         steps = self._learn(latest, long, output)
         a, w = steps.empty_s, steps.request_s
         load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
@@ -249,12 +249,12 @@ class LatencyKeeper:
         varies = self.spread / np.sqrt(load * output * a)
         fits = tau * (1 + varies * (1 - a / tau)) <= self.goal * tpot_s
         fits &= load * output * tau * (1 + 0.7 * varies) <= self.seats + 0.5 * load * ttft_s
-        fits &= self.tail * long.ttft_s / long.tpot_s * tau <= self.goal * self._care * ttft_s
+        fits &= self.tail * long.ttft.mean_s / long.tpot.mean_s * tau <= self.goal * self._care * ttft_s
         fits[: self._find_cheapest(now_s, long.load)] = False
         wanted = _lowest_level(fits)
         why = f"{load:.3g} requests/s take {load * w[wanted]:.0%} of its time"
         inside = reading.running + reading.waiting
-        more = max(inside - latest.inside_before, 0.0)  # may come until the next reading
+        more = max(inside - latest.begin.running - latest.begin.waiting, 0.0)  # may come until the next reading
         urgent = _lowest_level(a + w * (inside + more) / output <= self.guard * tpot_s)
         if inside + 0.5 * more > self.seats or reading.waiting > 0.3 * load * ttft_s + 1:
             urgent = _lowest_level(w <= 1.02 * w.min())  # above, the power limit lets nothing run faster
@@ -268,7 +268,8 @@ class LatencyKeeper:
         """Keep farther from the limits after a minute in which 1 % of the requests were late, for an hour or so."""
         if now_s - self._judged_s >= self.short_s:
             self._judged_s = now_s
-            is_late = lately.late > 0.01 * lately.requests
+            late = lately.ttft.count_above(self.limits.ttft_s), lately.tpot.count_above(self.limits.tpot_s)
+            is_late = max(late) > 0.01 * lately.ttft.count
             self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
 
     def _learn(self, latest: _ServingWindow, long: _ServingWindow, output: float) -> StepForecast:
@@ -277,18 +278,18 @@ class LatencyKeeper:
         The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y = w·G/L in an
         interval, which counts by exp(-age / ``learning_s``). With few sequences, N/G is the TPOT of those that end.
         """
-        lengths = np.array([max(long.prompt_tokens / long.requests, 1.0), output])
+        lengths = np.array([max(long.prompt_tokens / long.ttft.count, 1.0), output])
         if self._steps is None or np.abs(np.log(lengths / self._lengths)).max() > 0.2:
             self._lengths, self._sums = lengths, np.zeros(6)
             if self.forecast is not None:
                 self._steps = self.forecast(*lengths.tolist())
             else:  # most of the time is taken for that of requests, with which response times rise most
                 slower = self.levels_hz[self.level] / np.asarray(self.levels_hz)
-                self._steps = StepForecast(0.3 * long.tpot_s * slower, 0.7 / long.load * slower)
+                self._steps = StepForecast(0.3 * long.tpot.mean_s * slower, 0.7 / long.load * slower)
         a, w = self._steps.empty_s, self._steps.request_s
-        per_token_s = latest.inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
-        if latest.inside < FEW_SEQUENCES:
-            per_token_s = latest.tpot_s
+        inside, per_token_s = 0.5 * (latest.begin.running + self._readings[-1][1].running), latest.tpot.mean_s
+        if inside >= FEW_SEQUENCES:
+            per_token_s = inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
         if per_token_s > 0:
             x, y = a[self.level] / per_token_s, w[self.level] * latest.tokens / latest.seconds / output
             kept = math.exp(-latest.seconds / self.learning_s)
@@ -306,51 +307,34 @@ class LatencyKeeper:
         """Return the lowest level that did not need more energy per token than one above it at about this load."""
         stayed_s = now_s - self._moved_s
         if stayed_s >= 0.5 * self.short_s:
-            self._spent[self.level] = load, self._window(min(stayed_s, self.short_s)).energy_j_per_token
+            stayed = self._window(min(stayed_s, self.short_s))
+            self._spent[self.level] = load, stayed.energy_j / max(stayed.tokens, 1.0)
         alike = {i: joules for i, (at, joules) in self._spent.items() if abs(at / load - 1) < 0.1}
         worse = [i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)]
         return max(worse, default=-1) + 1
 
     def _window(self, seconds: float) -> _ServingWindow:
-        """Sum up the readings of the last seconds, or of the last interval."""
+        """Return what came in the last seconds, or since the reading before."""
         (now_s, new, new_j), count = self._readings[-1], len(self._readings)
         place = next((i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0)
         then_s, old, old_j = self._readings[place]
+        tokens, prompts = max(new.tokens - old.tokens, 0.0), max(new.prompt_tokens - old.prompt_tokens, 0.0)
         ttft, tpot = new.ttft.since(old.ttft), new.tpot.since(old.tpot)
-        return _ServingWindow(
-            now_s - then_s,
-            ttft.count,
-            max(new.tokens - old.tokens, 0.0),
-            max(new.prompt_tokens - old.prompt_tokens, 0.0),
-            ttft.mean_s,
-            tpot.mean_s,
-            max(ttft.count_above(self.limits.ttft_s), tpot.count_above(self.limits.tpot_s)),
-            old.running + old.waiting,
-            0.5 * (old.running + new.running),
-            new_j - old_j,
-        )
+        return _ServingWindow(now_s - then_s, ttft, tpot, tokens, prompts, new_j - old_j, old)
 
 
-@dataclass(frozen=True)
-class _ServingWindow:
+class _ServingWindow(NamedTuple):
     seconds: float
-    requests: float  # that got their first token
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
     tokens: float
     prompt_tokens: float
-    ttft_s: float  # mean, as is the next
-    tpot_s: float
-    late: float  # requests beyond a limit
-    inside_before: float  # requests at its begin
-    inside: float  # requests computed at once, mean of begin and end
     energy_j: float
+    begin: EngineReading
 
     @property
     def load(self) -> float:
-        return self.requests / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def energy_j_per_token(self) -> float:
-        return self.energy_j / self.tokens if self.tokens > 0 else 0.0
+        return self.ttft.count / self.seconds if self.seconds > 0 else 0.0
 
 
 def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
