@@ -194,9 +194,9 @@ def run(
     """
     from functools import partial
 
-    from wattcast.manage import live_control
+    from wattcast.manage import live_control, serving_control
     from wattcast.manage.daemon_client import hold_card
-    from wattcast.manage.serving_control import LatencyKeeper, build_clock_levels, make_keeper, read_engine_metrics
+    from wattcast.manage.serving_control import read_engine_metrics
     from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
 
@@ -206,8 +206,10 @@ def run(
     if progress is not None and not progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
     limits = _serving_limits(ttft, tpot)
-    if model is not None and metrics is None:
-        raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
+    if model is not None:
+        serving_control.find_served_model(model)
+        if metrics is None:
+            raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
     if metrics is not None and not command:
         read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
     variables = dict(env.variables)
@@ -222,10 +224,11 @@ def run(
     if units is not None:
         total = sms or int(_catalogue_gpu(card.name, "--units", "Tell how many SMs it has (--sms).").sm_count)
         told = live_control.SmCountFile(units, total)
-    keeper: Any = None if metrics is None else partial(LatencyKeeper, limits=limits)
+    keeper: Any = None if metrics is None else partial(serving_control.LatencyKeeper, limits=limits)
     if model is not None:
         chip = _catalogue_gpu(card.name, "--model", "Leave it out: what steps take is then learned.")
-        keeper = partial(make_keeper, build_clock_levels(model, chip), limits)
+        by_level = serving_control.build_clock_levels(model, chip)
+        keeper = partial(serving_control.make_keeper, by_level, limits)
     task = live_control.ControlTask(
         goal,
         seconds,

@@ -35,7 +35,7 @@ from wattcast.predictor.pipeline import idle_power_w
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, govern_steps, plan_requests
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
-from wattcast.workload.model_catalogue import ModelKind
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.readers.load_workload import find_model
 
@@ -512,13 +512,18 @@ def rehearse_load(by_level: Sequence[StepCosts], trace: Trace, limits: ServingLi
     }
 
 
+def find_served_model(name: str) -> ModelSpec:
+    """Return the language model of this name."""
+    spec = find_model(name)
+    if spec is None or spec.kind is not ModelKind.LANGUAGE:
+        raise bad_value("model", "a language model", name, "`wattcast models list` lists them.")
+    return spec
+
+
 def build_clock_levels(model: str, gpu: Gpu, dtype: str = "bf16", longest_context: int = 16384) -> list[StepCosts]:
     """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
-    spec = find_model(model)
-    if spec is None or spec.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", model, "`wattcast models list` lists them.")
     options = ModelOptions.from_names(dtype=dtype, stack=SoftwareStack.ENGINE)
-    costs = tabulate_step_costs(spec, gpu, options, longest_context=longest_context)
+    costs = tabulate_step_costs(find_served_model(model), gpu, options, longest_context=longest_context)
     return [costs_at_clock(costs, gpu, share * float(costs.clock_hz[0])) for share in LEVEL_SHARES]
 
 
