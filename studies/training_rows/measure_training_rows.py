@@ -89,6 +89,7 @@ def measure_row(bench: OperatorBench, spec: TrainingRunSpec, campaign: Campaign)
     """Measure a row: launched by the host, then captured and held."""
     built, step = build_step(spec, "cuda", replace(find_dims(spec.model), layers=spec.plan["layers"]))
     device = bench.gpu
+    device.recover()  # what building needed does not count
     device.warm(step)
     each_s = []
     for _ in range(LAUNCHED):
