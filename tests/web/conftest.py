@@ -23,7 +23,8 @@ FLAGS += "--disable-component-update --disable-sync --force-color-profile=srgb".
 def server() -> Iterator[Server]:
     for name in ("fastapi", "uvicorn"):
         pytest.importorskip(name, reason=f"no {name}: pip install 'wattcast[serve]'")
-    running = Server("--live", "replay", "--limit", "60s")
+    # a time limit that no busy machine meets: what costs too much must be refused by its cost
+    running = Server("--live", "replay", "--limit", "600s")
     yield running
     running.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -79,18 +78,10 @@ def test_the_nightly_run_is_of_ten_thousand_requests() -> None:
     assert sum(count for _, _, count in NIGHTLY) >= 10_000
 
 
-@pytest.fixture(scope="module")
-def patient_server() -> Iterator[Server]:
-    """A server whose time limit a slow machine does not meet: what costs too much must be refused by its cost."""
-    running = Server("--live", "replay", "--limit", "600s")
-    yield running
-    running.stop()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "mode", "count"), NIGHTLY)
-def test_no_request_of_a_night_meets_an_error_of_the_server(patient_server, path: str, mode: str, count: int) -> None:
-    assert check_cases(patient_server, POSTS[path], mode, count, SEED) >= count
+def test_no_request_of_a_night_meets_an_error_of_the_server(server: Server, path: str, mode: str, count: int) -> None:
+    assert check_cases(server, POSTS[path], mode, count, SEED) >= count
 
 
 def test_the_server_publishes_that_schema(server: Server) -> None:
