@@ -208,6 +208,7 @@ gb300,tensor,fp8,5000 TFLOP/s,,verda.com
 gb300,tensor,fp4,15000 TFLOP/s,,verda.com and PrimeIntellect-ai/prime-rl#3168
 rtx-5090,tensor,fp16,209.5 TFLOP/s,,Linux Format May 2025: a quarter of 838 with sparsity and fp16 sums
 rtx-5090,tensor,bf16,209.5 TFLOP/s,,Linux Format May 2025: a quarter of 838 with sparsity and fp16 sums
+rtx-5090,tensor,fp4,1676 TFLOP/s,,Linux Format May 2025: half of 3352 with sparsity
 rtx-5090,cuda,fp32,104.8 TFLOP/s,,pcpartcomparison.com
 rtx-pro-6000,tensor,bf16,500 TFLOP/s,,topcpu.net: an eighth of 4000 TOP/s fp4 with sparsity
 rtx-pro-6000,tensor,fp16,500 TFLOP/s,,topcpu.net: an eighth of 4000 TOP/s fp4 with sparsity

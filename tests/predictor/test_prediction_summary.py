@@ -149,7 +149,7 @@ LARGE = ("predict", "llama3-70b", "--phase", "decode", "--batch", "64", "--seq",
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("predict", "llama3-8b", "--gpu", "a100-sxm-80gb", "--dtype", "fp8"), "has units for"),
+        (("predict", "llama3-8b", "--gpu", "a100-sxm-80gb", "--dtype", "fp8"), "--weights fp8"),
         (("predict", "llama3-8b", "--gpu", "v100-sxm"), "fp16"),
         (("predict", "gpt2", "--gpu", "h200", "--power-limit", "1500W"), "from 200 W to 700 W"),
         (("predict", "gpt2", "--gpu", "h200", "--power-limit", "100W"), "from 200 W to 700 W"),

@@ -14,6 +14,7 @@ from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.build_model import compute_footprint, count_parameters
 from wattcast.workload.engine_operators import CausalConv, StateScan
 from wattcast.workload.graph import Graph, compute_totals
+from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_types import Attention, Bmm, Conv2d
 from wattcast.workload.readers.from_huggingface import convert_config
 
@@ -170,6 +171,19 @@ def test_flops_of_segment_anything_by_hand(name: str, layers: int, hidden: int, 
     assert found == pytest.approx(wanted, rel=1e-9)
     with pytest.raises(BadInput, match="gradients of Segment Anything"):
         wattcast.predict(name, "h200", phase="train")
+
+
+def test_encoders_of_pictures_are_read_as_the_catalogue_has_them() -> None:
+    sizes = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "image_size": 518}
+    dinov2 = convert_config({"model_type": "dinov2", **sizes, "mlp_ratio": 4, "patch_size": 14}, "config.json")
+    assert dinov2.dims == load_model("dinov2-large").dims
+    convnext = {"model_type": "convnext", "depths": [3, 3, 27, 3], "hidden_sizes": [128, 256, 512, 1024]}
+    assert convert_config({**convnext, "num_labels": 1000}, "config.json").dims == load_model("convnext-base").dims
+    siglip = {
+        "model_type": "siglip_vision_model", "num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16,
+        "intermediate_size": 4304, "patch_size": 14, "image_size": 378,
+    }  # fmt: skip
+    assert convert_config(siglip, "config.json").dims == load_model("siglip-so400m").dims
 
 
 @pytest.mark.parametrize(("layers", "hidden", "width"), [(16, 2048, 8192), (4, 1024, 4608)])

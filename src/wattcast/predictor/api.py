@@ -296,7 +296,8 @@ def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
         if dtype not in units_for:
             known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
             wanted = f"a format that the {gpu.name} has units for ({known})"
-            raise bad_value(f"{graph.name}: dtype", wanted, str(dtype), do)
+            kept = f"Keep the weights alone in it: --weights {dtype}. " if dtype in ("fp8", "fp4") else ""
+            raise bad_value(f"{graph.name}: dtype", wanted, str(dtype), kept + do)
 
 
 FORCE = "Predict it all the same: --force, force=True."

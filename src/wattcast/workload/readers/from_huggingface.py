@@ -519,6 +519,7 @@ FURTHER: dict[str, Callable[[_Fields], dict[str, Any]]] = {
     "t5": _read_t5,
     "full_layers": _count_full_layers,
     "vit_classes": _read_vit_classes,
+    "features_alone": lambda f: {"pooler": False, "classes": 0},
     "resnet_classes": lambda f: {"classes": _count_labels(f)},
     "dense_layers": lambda f: {"dense_layers": min(f.read("first_k_dense_replace?"), f.read("num_hidden_layers"))},
 }
