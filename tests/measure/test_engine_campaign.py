@@ -314,6 +314,21 @@ def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(tmp_path: Path
         assert pack(out) == whole
 
 
+def test_requests_of_a_run_that_was_measured_again_replace_all_of_it(tmp_path: Path) -> None:
+    for name, count in (("first", 5), ("again", 3)):
+        folder = tmp_path / name
+        Journal(folder / "runs.jsonl", key="run").append({"run": "r", "card_uuid": name})
+        Journal(folder / "rows.jsonl").append({"id": "m/traffic", "kind": "traffic", "model": "m", "run": "r"})
+        for number in range(count):
+            row = {"id": str(number), "run": "m/traffic", "number": number, "arrival_s": 0.1 * number}
+            Journal(folder / "requests.jsonl").append(row)
+    found = pack_engine_folders([tmp_path / "first"], tmp_path / "packed")
+    assert len(found.requests) == 5
+    found = pack_engine_folders([tmp_path / "again"], tmp_path / "packed")
+    assert [row["card_uuid"] for row in found.rows] == ["again"]
+    assert len(found.requests) == 3
+
+
 def test_a_model_that_was_broken_off_is_told_by_the_exit_code(tmp_path: Path, monkeypatch) -> None:
     counts = Counter({"models broken off": 1})
     monkeypatch.setattr(engine_campaign, "run_engine_campaign", lambda _: counts)

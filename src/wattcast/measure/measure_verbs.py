@@ -168,7 +168,7 @@ def engine(
     smoke: Annotated[bool, Option("A tiny model and a few rows: does everything work?")] = False,
     listed: Annotated[bool, Option("Name the planned models and the split.", "list")] = False,
 ) -> VerbResult:
-    """Measure vLLM with dummy weights: single steps, and serving under arrivals.
+    """Measure vLLM with random weights: single steps, and serving under arrivals.
 
     Example: wattcast measure engine --own ./my-model --out rows --budget 300s
     """

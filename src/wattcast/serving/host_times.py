@@ -76,7 +76,9 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
             raise bad_value(str(folder), "a folder that `measure engine` wrote", f"no {missing[0]} in it")
     known = load_engine_records(out) if (out / STEPS_FILE).exists() else EngineRecords((), (), ())
     by_id = {row["id"]: row for row in known.rows}
-    requests = {(row["run"], row["number"]): row for row in known.requests}
+    requests: dict[str, dict[int, Plain]] = {}
+    for row in known.requests:
+        requests.setdefault(row["run"], {})[row["number"]] = row
     steps: dict[str, list[Plain]] = {}
     for row in known.serving_steps:
         steps.setdefault(row["run"], []).append(row)
@@ -86,8 +88,10 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
             if not {"id", "kind", "model"} <= row.keys():
                 raise bad_value(f"{folder}/rows.jsonl", "rows with id, kind and model", ", ".join(row) or "none")
             by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row.get("run"), "")}
-        for request in _lines_of_rows(folder / "requests.jsonl", by_id):
-            requests[request["run"], request["number"]] = request
+        served = _lines_of_rows(folder / "requests.jsonl", by_id)
+        requests |= {request["run"]: {} for request in served}  # a run measured again may have fewer
+        for request in served:
+            requests[request["run"]][request["number"]] = request
         for columns in _lines_of_rows(folder / "steps.jsonl", by_id):
             names = [name for name in columns if name != "run"]
             values = zip(*(columns[name] for name in names), strict=True)
@@ -97,7 +101,7 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
             steps[columns["run"]] = [{"run": columns["run"], **dict(zip(names, row, strict=True))} for row in values]
     found = EngineRecords(
         tuple(_with_same_keys(list(by_id.values()))),
-        tuple(_with_same_keys(list(requests.values()))),
+        tuple(_with_same_keys([row for rows in requests.values() for row in rows.values()])),
         tuple(row for rows in steps.values() for row in rows),
     )
     tables = STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE
