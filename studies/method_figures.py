@@ -41,7 +41,8 @@ def draw_engine_steps() -> Figure:
             pairs = scale * np.array([row.values[quantity] for row in found if row.kind == kind])
             _plot_pairs(axes, pairs, f"{kind} ({len(pairs)} steps)")
         _finish_pairs(axes, f"{quantity} ({unit})", 0.1, quantity == "latency")
-    return add_caption(figure, "vLLM on H200s, nine models that nothing was fitted to; line: equal; band: ±10 %")
+    models = len({row.model for row in found})
+    return add_caption(figure, f"vLLM on H200s, {models} models that nothing was fitted to; line: equal; band: ±10 %")
 
 
 def draw_training_steps() -> Figure:
