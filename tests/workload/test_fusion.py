@@ -8,6 +8,7 @@ from wattcast.workload import model_catalogue, tensor_functions
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.models import shared_layers
+from wattcast.workload.models.image_models import SamDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.program import PassSettings, fuse_entries
 from wattcast.workload.readers.load_workload import load_workload
@@ -113,8 +114,8 @@ def test_compiled_is_never_slower_than_eager() -> None:
     for name in model_catalogue.list_models():
         model = model_catalogue.load_model(name)
         of = LANGUAGE if model.kind is ModelKind.LANGUAGE else PICTURES
-        scans = bool(getattr(model.dims, "state", None))  # whose gradients are refused
-        runs += [(name, options) for options in of if not (scans and options["phase"] == "train")]
+        refused = getattr(model.dims, "state", None) or isinstance(model.dims, SamDims)  # gradients
+        runs += [(name, options) for options in of if not (refused and options["phase"] == "train")]
     eager, compiled = (
         [load_workload(name, ModelOptions.from_names(**o, stack=stack)) for name, o in runs]
         for stack in ("eager", "compiled")
