@@ -424,7 +424,7 @@ def test_what_cannot_be_answered_says_why(open_page) -> None:
     page.click("#tab-train")
     answered(page, "train")
     pick(page, "model", "llama-3.1-405b")
-    until(page, "document.querySelector('#errors').textContent.includes('More GPUs')")
+    until(page, "document.querySelector('#errors').textContent.includes('It fits on')")
     page.click("#tab-predict")
     until(page, "document.querySelector('#a-fits').textContent.includes('does not fit')")
     page.route("**/api/view", lambda route: route.abort())
