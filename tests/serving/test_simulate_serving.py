@@ -163,7 +163,9 @@ def test_mistakes_in_python_name_what_was_wanted() -> None:
 
 
 def test_a_format_that_the_gpu_cannot_multiply_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"llama3-8b: dtype: .* got 'fp8'. Keep weights alone in it"):
+    with pytest.raises(
+        BadInput, match=r"llama3-8b: dtype: .* got 'fp8'. Keep the weights alone in it: --weights fp8. Choose"
+    ):
         wattcast.simulate("llama3-8b", "a100-sxm-80gb", rate=1.0, dtype="fp8")
 
 

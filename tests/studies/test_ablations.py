@@ -61,7 +61,7 @@ def test_a_refit_is_compared_on_its_own_folds(monkeypatch: pytest.MonkeyPatch) -
         ablations,
         "predict_with_fit",
         lambda fit, some, gpu: np.column_stack(
-            [some.column("latency_s"), some.column("power_w"), some.column("sm_clock_hz")]
+            [some.column(name) for name in ("latency_s", "power_w", "sm_clock_hz", "power_w")]
         ),
     )
     chip = hardware.load_gpu("h200")

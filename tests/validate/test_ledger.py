@@ -71,14 +71,14 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
 def test_asking_for_published_sets_runs_them(
     every: bool, elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Coverage takes longer than all others; ``tests/studies/test_coverage_checks.py`` looks at its parts."""
-    if not every:
-        where, quantity, _ = public_sets.LONG_SETS["coverage"]
+    """Two sets take longer than all others; tests of coverage and of tables look at their parts."""
+    for section in () if every else ("tables", "coverage"):
+        where, quantity, _ = public_sets.LONG_SETS[section]
         one = [make_ledger_row(where, quantity, 1, 1.25)]
-        monkeypatch.setitem(public_sets.LONG_SETS, "coverage", (where, quantity, lambda *_: one))
+        monkeypatch.setitem(public_sets.LONG_SETS, section, (where, quantity, lambda *_, one=one: one))
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
-    sections = ["titanx", "v100", "training", "coverage"]
+    sections = ["titanx", "v100", "training", "tables", "coverage"]
     assert [text for text in said if "working" in text] == [f"{section}: working" for section in sections]
     for section in sections:
         assert ledger.load_rows(section, elsewhere)

@@ -316,7 +316,7 @@ def _predict_rows(gpu: Gpu, clocks_hz: Array, *tables: Sequence[Graph]) -> list[
     """Return the rows of several tables of graphs, whose kernels are analysed together."""
     graphs = [graph for table in tables for graph in table]
     named = replace(graphs[0], name=graphs[0].name.split()[0])
-    check_formats(named, gpu, "Keep weights alone in it (--weights), or choose another --quantization or --dtype.")
+    check_formats(named, gpu, "Choose another --quantization or --dtype.")
     _, chip, at, bundle = resolve_inputs(graphs[0], gpu, bundle_for(gpu), clock=clocks_hz, host_launch=0.0)
     totals = [total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, chip, bundle)]
     rows = np.array([np.concatenate([one.latency_s, one.energy_j]) for one in totals])
