@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -233,9 +234,20 @@ JUDGED = {
 JUDGED_SEEDS = (201, 202)
 
 
+MISSED = {  # docs/method/manage.md has the figures
+    ("h200", 0.9): "one minute of 120 too many",
+    ("a100", 0.9): "limits are broken at the highest clock, and nothing can be saved",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7, 0.8, 0.9])
-@pytest.mark.parametrize("case", JUDGED)
+@pytest.mark.parametrize(
+    ("case", "load"),
+    [
+        pytest.param(*at, marks=pytest.mark.xfail(reason=MISSED[at], strict=True) if at in MISSED else ())
+        for at in product(JUDGED, (0.1, 0.3, 0.5, 0.7, 0.8, 0.9))
+    ],
+)
 def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(case: str, load: float) -> None:
     model, gpu, limits = JUDGED[case]
     by_level = build_clock_levels(model, find_gpu(gpu), longest_context=1024)
@@ -244,6 +256,5 @@ def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_s
         found.append(rehearse_load(by_level, draw_trace(rate, seconds=3600.0, seed=seed), limits))
         print(case, load, seed, found[-1])
     mean = {name: np.mean([one[name] for one in found]) for name in found[0]}
-    # the A100 at 90 % load breaks its limits in every tenth minute at its highest clock
-    assert mean["minutes_kept"] >= min(0.99, mean["minutes_kept_at_top"])
+    assert mean["minutes_kept"] >= 0.99
     assert mean["saving"] >= 0.7 * mean["oracle_saving"]
