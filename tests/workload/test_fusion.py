@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import wattcast
 from wattcast.core.units import Dtype
 from wattcast.workload import model_catalogue, tensor_functions
@@ -108,7 +110,8 @@ LANGUAGE = [{"phase": phase, "batch": 8, "seq": 256} for phase in ("prefill", "d
 PICTURES = [{"phase": phase, "batch": 8} for phase in ("forward", "train")]
 
 
-def test_compiled_is_never_slower_than_eager() -> None:
+@pytest.mark.parametrize("gpu", ["h200", pytest.param("a100-sxm-80gb", marks=pytest.mark.slow)])
+def test_compiled_is_never_slower_than_eager(gpu: str) -> None:
     """Decode of llama3-8b, batch 64 behind 4096 tokens, once took 42 ms compiled and 34 ms eager."""
     runs = [("llama3-8b", {"phase": "decode", "batch": 64, "seq": 4096})]
     for name in model_catalogue.list_models():
@@ -120,7 +123,6 @@ def test_compiled_is_never_slower_than_eager() -> None:
         [load_workload(name, ModelOptions.from_names(**o, stack=stack)) for name, o in runs]
         for stack in ("eager", "compiled")
     )
-    for gpu in ("h200", "a100-sxm-80gb"):
-        found = [wattcast.predict_many(graphs, gpu, host_launch=0.0, force=True) for graphs in (eager, compiled)]
-        slower = [a.name for a, b in zip(*found, strict=True) if b.latency_s > a.latency_s * (1 + 1e-9)]
-        assert slower == []
+    found = [wattcast.predict_many(graphs, gpu, host_launch=0.0, force=True) for graphs in (eager, compiled)]
+    slower = [a.name for a, b in zip(*found, strict=True) if b.latency_s > a.latency_s * (1 + 1e-9)]
+    assert slower == []
