@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from studies.engine_host_times import FITTING, fit_host_times
+from studies.learn_distances import engine_host
 
 from wattcast import hardware
+from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.serving.host_times import load_engine_records, load_host_times
 from wattcast.validate.model_checks import (
     compare_serving,
@@ -19,6 +21,14 @@ from wattcast.validate.model_checks import (
 @pytest.fixture(scope="module")
 def records():
     return load_engine_records("h200")
+
+
+def test_intervals_and_simulations_have_the_same_host() -> None:
+    """The predictor keeps sums of the engine's host times, since it may not read those of serving."""
+    kept, summed = learned_distances().engine_host, engine_host()
+    assert kept.source == summed.source
+    for name in ("step_s", "sequence_s", "layer_s", "loose_layer_s", "graph_tokens"):
+        assert getattr(kept, name) == pytest.approx(getattr(summed, name), rel=1e-3), name
 
 
 def test_fitting_runs_meet_the_goals_of_traffic(records) -> None:
