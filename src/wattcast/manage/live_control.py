@@ -38,7 +38,7 @@ from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Setting
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
-from wattcast.manage.serving_control import EngineReading, LatencyKeeper
+from wattcast.manage.serving_control import READING_INTERVAL_S, EngineReading, LatencyKeeper
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
@@ -53,7 +53,6 @@ BLIND_PERIODS = 5  # without visible work, after which the user is told
 WARM_UP = 2  # periods with work that are not looked at: programs start slowly
 SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
 POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
-SERVING_INTERVAL_S = 2.0  # between two readings of an engine's metrics
 PROGRAM_KERNEL = "program"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
@@ -412,7 +411,7 @@ def control_serving(
     alive: Callable[[], bool],
     wait: Callable[[float], None],
     say: Callable[[str], None],
-    interval_s: float = SERVING_INTERVAL_S,
+    interval_s: float = READING_INTERVAL_S,
 ) -> None:
     """Control a card that serves requests until ``alive`` ends. Without a word from the engine it runs as before."""
     level, blind, top = keeper.level, 0, len(keeper.levels_hz) - 1

@@ -343,7 +343,7 @@ def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
 
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
-INTERVAL_S = 2.0
+READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
 KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
 # Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use here
 TTFT_EDGES = (
@@ -452,7 +452,7 @@ def serve_at_levels(
     limits: ServingLimits,
     keeper: LatencyKeeper | int,
     settings: EngineSettings | None = None,
-    interval_s: float = INTERVAL_S,
+    interval_s: float = READING_INTERVAL_S,
 ) -> ServedTrace:
     """Serve a trace under a policy, or at a fixed level, to its end."""
     plant = ServingPlant(by_level, trace, settings or EngineSettings())
@@ -552,7 +552,7 @@ def rehearse_site_serving(
     """
     days = [serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits)) for trace in traces]
     seconds = min(len(day.power_w) for day in days)
-    demand_w = np.repeat(np.stack([day.power_w[:seconds] for day in days]), int(INTERVAL_S), axis=1)
+    demand_w = np.repeat(np.stack([day.power_w[:seconds] for day in days]), int(READING_INTERVAL_S), axis=1)
     safe_w = min(budget_w / len(traces) / 1.5, limit_w)
     gpus = tuple(SiteGpu(f"gpu{i}", safe_w, limit_w) for i in range(len(traces)))
     site = rehearse_site(SitePlan(budget_w, gpus), demand_w)
