@@ -59,6 +59,12 @@ PIPE = "sm__inst_executed_pipe_{}.sum"
 PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
 FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
 REDUCED = "lts__t_sectors_op_red.sum"
+GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
+SECTORS, REQUESTS = (GLOBAL.format(what, "ld") for what in ("sectors", "requests"))
+STORED_SECTORS, STORES = (GLOBAL.format(what, "st") for what in ("sectors", "requests"))
+HITS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum"
+TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
+SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
 LAUNCHED = ("launch__grid_size", "launch__block_size")
 # Instructions that an SM could issue while it starts and ends a warp, by thin kernels of the pairs.
 LAUNCH_SLOTS = 80.0
@@ -164,6 +170,8 @@ def make_profile(name: str, values: Mapping[str, float], results: Sequence[Micro
             work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
             continue
         amount = sum(values[metric] for metric in names)
+        if unit == "l1":
+            amount = count_passes(values)
         if unit == "launch":
             amount = values[names[0]] * values[names[1]] / 32.0
         slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
@@ -188,6 +196,13 @@ def make_profile(name: str, values: Mapping[str, float], results: Sequence[Micro
         fitted_s = (values[TIME] ** EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
         work[busiest] = UnitWork(fitted_s, work[busiest].joules)
     return KernelProfile(name, values[TIME], work, values, idle_w)
+
+
+def count_passes(values: Mapping[str, float]) -> float:
+    """Return the passes of the L1: those through its data, or the lookup of all sectors where that takes longer."""
+    sectors = values.get(SECTORS, 0.0) + values.get(STORED_SECTORS, 0.0)
+    shared = values.get(PASSES, 0.0)
+    return max(values.get(WAVEFRONTS, shared), shared + sectors / SECTORS_A_PASS)
 
 
 def count_conflicts(values: Mapping[str, float]) -> float | None:
@@ -227,9 +242,28 @@ def mean_access_byte(values: Mapping[str, float]) -> float | None:
     return sum(size * n for size, n in counts.items()) / total if total > 0.0 else None
 
 
+def reads_table(values: Mapping[str, float]) -> bool:
+    """Return whether warps read scattered words of a small set again and again: no order brings these together."""
+    used_byte = 32.0 * values.get(REQUESTS, 0.0) * (mean_access_byte(values) or 4.0)
+    return values.get(SECTORS, 0.0) > 1.5 * used_byte / 32.0 and used_byte > TABLE_REUSE * values.get(FROM_L2, np.inf)
+
+
+def stretch_byte(values: Mapping[str, float]) -> float | None:
+    """Return the bytes between neighbouring threads where each walks along a stretch of its own; None elsewhere.
+
+    Their sectors come from the L1 again while they walk, so that the warp's accesses reach as far as wide ones.
+    """
+    mean, sectors = mean_access_byte(values), values.get(SECTORS, 0.0)
+    each = sectors / max(values.get(REQUESTS, 0.0), 1.0)
+    walks = values.get(HITS, 0.0) >= 0.5 * sectors and not reads_table(values)
+    return each if mean and each > 1.5 * mean and walks else None
+
+
 def access_ratio(values: Mapping[str, float], results: Sequence[MicroRow]) -> tuple[float, float]:
     """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes a thread."""
     mean = mean_access_byte(values)
+    if mean is not None:
+        mean = min(max(mean, stretch_byte(values) or 0.0), 16.0)
     found = curve_ratio(results, "access", 16.0, mean, by_byte=True) if mean is not None else None
     return (max(found[0], 1.0), max(found[1], 1.0)) if found else (1.0, 1.0)
 
