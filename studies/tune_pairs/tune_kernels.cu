@@ -1535,3 +1535,253 @@ template <bool SHARED> __device__ __forceinline__ void lookup(ARGUMENTS)
 }
 KERNEL(lookup__before) { lookup<false>(a, b, out, room, n); }
 KERNEL(lookup__shared_memory) { lookup<true>(a, b, out, room, n); }
+
+// The fifth set, written after `tune` had been mended by the fourth.
+
+// entropy: of a coin, with logarithms in double precision where single would do; one element a thread, or four.
+template <typename T> __device__ __forceinline__ float entropy(T x)
+{
+  const T p = x * (T)0.9 + (T)0.05;
+  return (float)(-p * log(p) - ((T)1 - p) * log((T)1 - p));
+}
+template <typename T> __device__ __forceinline__ void entropy_four(ARGUMENTS)
+{
+  const float4 x = ((const float4 *)a)[INDEX];
+  ((float4 *)out)[INDEX] = make_float4(entropy((T)x.x), entropy((T)x.y), entropy((T)x.z), entropy((T)x.w));
+}
+KERNEL(entropy__before) { out[INDEX] = entropy((double)a[INDEX]); }
+KERNEL(entropy__fp64) { out[INDEX] = entropy(a[INDEX]); }
+KERNEL(entropy__access_size) { entropy_four<double>(a, b, out, room, n); }
+KERNEL(entropy__both) { entropy_four<float>(a, b, out, room, n); }
+
+// luma: three planes of colour to one of brightness, four bytes or sixteen at a time.
+__device__ __forceinline__ float luma(float x, float y, float z) { return 0.299f * x + 0.587f * y + 0.114f * z; }
+KERNEL(luma__before) { out[INDEX] = luma(a[INDEX], a[n + INDEX], a[2 * n + INDEX]); }
+KERNEL(luma__access_size)
+{
+  const float4 *from = (const float4 *)a + INDEX;
+  const float4 x = from[0], y = from[n / 4], z = from[n / 2];
+  ((float4 *)out)[INDEX] =
+    make_float4(luma(x.x, y.x, z.x), luma(x.y, y.y, z.y), luma(x.z, y.z, z.z), luma(x.w, y.w, z.w));
+}
+
+// momentum: a step of descent, its momentum in a pass of its own, or all in one.
+#define SHIFTED(part) a[(INDEX + (part)) & (n - 1)]
+KERNEL(momentum__before_1) { room[INDEX] = 0.9f * SHIFTED(n / 2) + a[INDEX]; }
+KERNEL(momentum__before_2) { out[INDEX] = SHIFTED(n / 4) - 0.01f * room[INDEX]; }
+KERNEL(momentum__fusion) { out[INDEX] = SHIFTED(n / 4) - 0.01f * (0.9f * SHIFTED(n / 2) + a[INDEX]); }
+
+// logsum: logarithms of sums of powers of rows of 1024, the largest in a pass of its own or not. A warp takes a row.
+__device__ __forceinline__ float warp_largest(float x)
+{
+#pragma unroll
+  for (int far = 16; far > 0; far /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, far));
+  return x;
+}
+__device__ __forceinline__ void load_row(const float *a, float *x)
+{
+  const float *row = a + (size_t)(INDEX / 32) * 1024 + threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < 32; ++k) x[k] = row[32 * k] * 8.0f;
+}
+__device__ __forceinline__ float largest_of(const float *x)
+{
+  float largest = x[0];
+#pragma unroll
+  for (int k = 1; k < 32; ++k) largest = fmaxf(largest, x[k]);
+  return warp_largest(largest);
+}
+__device__ __forceinline__ float powers_of(const float *x, float largest)
+{
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 32; ++k) sum += __expf(x[k] - largest);
+  return largest + __logf(warp_sum(sum));
+}
+KERNEL(logsum__before_1)
+{
+  float x[32];
+  load_row(a, x);
+  const float largest = largest_of(x);
+  if (threadIdx.x % 32 == 0) room[INDEX / 32] = largest;
+}
+KERNEL(logsum__before_2)
+{
+  float x[32];
+  load_row(a, x);
+  const float all = powers_of(x, room[INDEX / 32]);
+  if (threadIdx.x % 32 == 0) out[INDEX / 32] = all;
+}
+KERNEL(logsum__fusion)
+{
+  float x[32];
+  load_row(a, x);
+  const float all = powers_of(x, largest_of(x));
+  if (threadIdx.x % 32 == 0) out[INDEX / 32] = all;
+}
+
+// rowmax: the largest of rows of 128; a thread walks along its row, 4 or 16 bytes at a time, or a warp takes it together.
+KERNEL(rowmax__before)
+{
+  const float *row = a + (size_t)INDEX * 128;
+  float largest = 0.0f;
+#pragma unroll 4
+  for (int k = 0; k < 128; ++k) largest = fmaxf(largest, row[k] * (1.0f - row[k]));
+  out[INDEX] = largest;
+}
+KERNEL(rowmax__access_size)
+{
+  const float4 *row = (const float4 *)a + (size_t)INDEX * 32;
+  float largest = 0.0f;
+#pragma unroll 1
+  for (int k = 0; k < 32; ++k) {
+    const float4 x = row[k];
+    largest = fmaxf(fmaxf(largest, x.x * (1.0f - x.x)), fmaxf(x.y * (1.0f - x.y), x.z * (1.0f - x.z)));
+    largest = fmaxf(largest, x.w * (1.0f - x.w));
+  }
+  out[INDEX] = largest;
+}
+KERNEL(rowmax__coalescing)
+{
+  const float *row = a + (size_t)(INDEX / 32) * 128 + threadIdx.x % 32;
+  float largest = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 128; k += 32) largest = fmaxf(largest, row[k] * (1.0f - row[k]));
+  largest = warp_largest(largest);
+  if (threadIdx.x % 32 == 0) out[INDEX / 32] = largest;
+}
+
+// integral: sums to the left and above in tiles of 64 x 64, whose rows begin in one bank, or are padded by a word.
+template <int PITCH> __device__ __forceinline__ void integral(ARGUMENTS)
+{
+  __shared__ float tile[64 * PITCH];
+  const float *from = a + (size_t)blockIdx.x * 4096;
+  float *to = out + (size_t)blockIdx.x * 4096;
+#pragma unroll 8
+  for (int y = 0; y < 64; ++y) tile[y * PITCH + threadIdx.x] = from[y * 64 + threadIdx.x];
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int x = 0; x < 64; ++x) tile[threadIdx.x * PITCH + x] = sum += tile[threadIdx.x * PITCH + x];
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll 8
+  for (int y = 0; y < 64; ++y) to[y * 64 + threadIdx.x] = sum += tile[y * PITCH + threadIdx.x];
+}
+KERNEL(integral__before) { integral<64>(a, b, out, room, n); }
+KERNEL(integral__bank_conflicts) { integral<65>(a, b, out, room, n); }
+
+// checkered: every second element needs 96 steps; neighbours differ, or a warp takes elements of one kind.
+__device__ __forceinline__ void checkered(const float *a, float *out, word i)
+{
+  float x = a[i];
+  if (i & 1)
+#pragma unroll 8
+    for (int k = 0; k < 96; ++k) x = 3.5f * x * (1.0f - x);
+  out[i] = x;
+}
+KERNEL(checkered__before) { checkered(a, out, INDEX); }
+KERNEL(checkered__divergence)
+{
+  checkered(a, out, (INDEX & ~255u) + ((threadIdx.x & 127) << 1) + (threadIdx.x >> 7));
+}
+
+// decay: 24 dependent steps for every element; the launch asks for much shared memory, or for little.
+KERNEL(decay)
+{
+  extern __shared__ float unused[];
+#pragma unroll 1
+  for (int turn = 0; turn < 8; ++turn) {
+    const int i = (blockIdx.x * 8 + turn) * blockDim.x + threadIdx.x;
+    float x = a[i];
+#pragma unroll
+    for (int k = 0; k < 24; ++k) x = x * (0.98f - 0.01f * x);
+    out[i] = x;
+  }
+}
+
+// fractal: 40 steps of a complex map, few threads with one number at a time, or four, or more threads.
+template <int PARTS> __device__ __forceinline__ void fractal(ARGUMENTS)
+{
+  const int step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (int i = INDEX; i < n; i += PARTS * step) {
+    float x[PARTS], y[PARTS], c[PARTS];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) { c[j] = a[i + j * step] * 0.4f - 0.4f; x[j] = y[j] = 0.0f; }
+#pragma unroll 4
+    for (int k = 0; k < 40; ++k)
+#pragma unroll
+      for (int j = 0; j < PARTS; ++j) {
+        const float next = x[j] * x[j] - y[j] * y[j] + c[j];
+        y[j] = 2.0f * x[j] * y[j] + 0.1f;
+        x[j] = next;
+      }
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) out[i + j * step] = x[j] * x[j] + y[j] * y[j];
+  }
+}
+KERNEL(fractal__before) { fractal<1>(a, b, out, room, n); }
+KERNEL(fractal__parallelism) { fractal<4>(a, b, out, room, n); }
+
+// colsum: sums of 1024 columns of whole numbers, added in memory for every number, or in the block's own first.
+KERNEL(colsum__before)
+{
+  const float *from = a + (size_t)blockIdx.x * 65536;
+  for (int k = threadIdx.x; k < 65536; k += 256) atomicAdd((word *)out + k % 1024, (word)(from[k] * 256.0f));
+}
+KERNEL(colsum__atomics)
+{
+  __shared__ word sums[1024];
+  for (int i = threadIdx.x; i < 1024; i += 256) sums[i] = 0u;
+  __syncthreads();
+  const float *from = a + (size_t)blockIdx.x * 65536;
+  for (int k = threadIdx.x; k < 65536; k += 256) atomicAdd(sums + k % 1024, (word)(from[k] * 256.0f));
+  __syncthreads();
+  for (int i = threadIdx.x; i < 1024; i += 256) atomicAdd((word *)out + i, sums[i]);
+}
+
+// erode: the least of 5 x 5 points of an image through a volatile pointer, which no L1 keeps, or through a plain one.
+template <typename POINTER> __device__ __forceinline__ float erode(POINTER from, int n)
+{
+  float least = 1.0f;
+#pragma unroll
+  for (int dy = -2; dy <= 2; ++dy)
+#pragma unroll
+    for (int dx = -2; dx <= 2; ++dx) least = fminf(least, from[(INDEX + dy * SIDE + dx) & (n - 1)]);
+  return least;
+}
+KERNEL(erode__before) { out[INDEX] = erode((const volatile float *)a, n); }
+KERNEL(erode__caching) { out[INDEX] = erode(a, n); }
+
+// palette: colours of 256 entries, eight for every element, from memory (and so from the L1), or from shared memory.
+template <bool SHARED> __device__ __forceinline__ void palette(ARGUMENTS)
+{
+  __shared__ float4 held[256];
+  const float4 *table = SHARED ? held : (const float4 *)a;
+  if (SHARED) held[threadIdx.x] = ((const float4 *)a)[threadIdx.x];
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; turn < 16; ++turn) {
+    const int i = (blockIdx.x * 16 + turn) * 256 + threadIdx.x;
+    const word at = (word)(a[i] * 65536.0f);
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float4 colour = table[(at * (2u * k + 1u) >> 3) & 255u];
+      sum += luma(colour.x, colour.y, colour.z) * colour.w;
+    }
+    out[i] = sum;
+  }
+}
+KERNEL(palette__before) { palette<false>(a, b, out, room, n); }
+KERNEL(palette__shared_memory) { palette<true>(a, b, out, room, n); }
+
+// expand: bytes to floats, one by one or four at a time.
+KERNEL(expand__before) { out[INDEX] = ((const byte *)a)[INDEX] * 0.0039215686f; }
+KERNEL(expand__access_size)
+{
+  const word x = ((const word *)a)[INDEX];
+  ((float4 *)out)[INDEX] = make_float4((x & 255u) * 0.0039215686f, (x >> 8 & 255u) * 0.0039215686f,
+                                       (x >> 16 & 255u) * 0.0039215686f, (x >> 24) * 0.0039215686f);
+}
