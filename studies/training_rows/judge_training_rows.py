@@ -26,7 +26,10 @@ COLUMNS = ("latency_s", "power_w", "energy_j", "memory_byte")
 
 
 def predict_row(plan: dict[str, Any]) -> TrainingResult:
-    """Predict one row as it is measured: a step in one CUDA graph, bf16 moments and gradients, no master weights."""
+    """Predict one row as it is measured: a step in one CUDA graph, bf16 moments and gradients, no master weights.
+
+    A compiled row compiles the loss too: its kernels read the logits twice and write the gradient once.
+    """
     model = load_model(plan["model"])
     return train(
         replace(model, dims=replace(model.dims, layers=int(plan["layers"]))),
@@ -43,6 +46,7 @@ def predict_row(plan: dict[str, Any]) -> TrainingResult:
         base_bits=int(plan["base_bits"]),
         master_weights=False,
         gradient_byte=2,
+        fused_loss=plan["stack"] == "compiled",
         graphs=True,
         force=True,
     )

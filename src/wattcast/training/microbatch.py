@@ -22,6 +22,7 @@ from wattcast.workload.program import PassSettings, Program, ProgramSection
 from wattcast.workload.symbolic_tensor import TapeEntry
 
 USABLE_SHARE = 0.94  # of the card's memory: the CUDA context, NCCL's buffers and the allocator's gaps take the rest
+SHORT_ROW = 256  # elements of a row, of which a generated kernel reduces several in a block
 FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time
 
 
@@ -115,7 +116,7 @@ def trace_microbatch(
         dtype=recipe.dtype,
         weight_dtype=recipe.dtype,
         attention=recipe.attention,
-        head=OutputHead.ALL if model.kind is ModelKind.LANGUAGE else OutputHead.NONE,
+        head=OutputHead.NONE if model.kind is ModelKind.VISION else OutputHead.ALL,
         stack=SoftwareStack.EAGER,
         tp=tp,
         training=True,
@@ -264,13 +265,15 @@ def _section_work(
     input_byte, saved_byte, product_byte, peak_byte = bytes_of
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
     backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
-    if recipe.stack is SoftwareStack.COMPILED and section.repeat > 1:
-        backward = tuple(map(_sum_picked_rows, backward))
     if recipe.fused_loss and section.label == "head":
         forward, backward = _fuse_loss(forward), tuple(op for op in backward if not isinstance(op, Softmax))
     saved = section.tape.saved
     needed = [i for i, entry in enumerate(section.forward, 1) if any(id(t.storage) in saved for t in entry.writes)]
     again, _ = _split_exchanges(section.forward[: max(needed, default=0)], cp, seq)
+    if recipe.stack is SoftwareStack.COMPILED:
+        forward, backward, again = (
+            tuple(_as_generated(op, section.repeat > 1) for op in ops) for ops in (forward, backward, again)
+        )
     trained = sum(p.numel for p in section.tape.parameters if p.needs_grad)
     frozen = [p for p in section.tape.parameters if not p.needs_grad]
     experts = sum(p.numel for p in section.tape.parameters if p.needs_grad and len(p.shape) == 3)
@@ -306,11 +309,17 @@ def _section_work(
     )
 
 
-def _sum_picked_rows(op: Operator) -> Operator:
-    """Return the gradient of picking rows as frameworks compute it: each row sums its own, without atomics."""
-    if not isinstance(op, Elementwise) or op.function != "scatter_add" or op.dtype.byte > 4:
-        return op
-    return Elementwise("add", op.n, dtype=op.dtype, read=op.n * op.dtype.byte, write=op.write, label=op.label)
+def _as_generated(op: Operator, inside_layer: bool) -> Operator:
+    """Return an operator as the kernel that a compiler generates for it, bound by the bytes that it moves.
+
+    Short rows share a block. Inside layers, rows that were picked sum their own gradients, without atomics.
+    """
+    if isinstance(op, RowReduction) and op.dim <= SHORT_ROW:
+        moved: dict[str, Any] = {"read": int(op.read_byte), "write": int(op.write_byte)}
+        return Elementwise("mul", op.rows * op.dim, dtype=op.dtype, count=op.count, label=op.label, **moved)
+    if inside_layer and isinstance(op, Elementwise) and op.function == "scatter_add" and op.dtype.byte <= 4:
+        return Elementwise("add", op.n, dtype=op.dtype, read=op.n * op.dtype.byte, write=op.write, label=op.label)
+    return op
 
 
 def _fuse_loss(forward: tuple[Operator, ...]) -> tuple[Operator, ...]:

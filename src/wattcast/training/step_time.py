@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from wattcast.training.training_strategy import (
 from wattcast.workload.engine_operators import BlockProduct, ScaledProduct
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Bmm, Collective, Elementwise, Linear
+from wattcast.workload.operator_types import Attention, Bmm, Collective, Elementwise, Layout, Linear
 from wattcast.workload.program import optimiser_block
 
 # Shares that no measurement here decides; docs/method/training-jobs.md says what each rests on.
@@ -463,7 +464,7 @@ def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Trai
             for many, *sides in section.matrices:
                 fused[many > 1] -= many * sides[0] * sides[1] * section.repeat
                 times = max(round(many * section.repeat / strategy.pp / copies[many > 1]), 1)
-                updates += [replace(op, count=op.count * times) for op in _matrix_update(recipe, *sorted(sides))]
+                updates += [replace(op, count=op.count * times) for op in _matrix_update(recipe, *sides)]
     weights = max(int(sum(fused[of] / copies[of] for of in fused) / strategy.pp), 1)
     masters, byte = recipe.has_masters, recipe.dtype.byte
     moments = replace(recipe, optimizer=Optimizer.ADAMW) if recipe.optimizer is Optimizer.MUON else recipe
@@ -473,34 +474,42 @@ def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Trai
     return Graph("optimiser", (block, Block(tuple(updates), 1)) if updates else (block,))
 
 
-def _matrix_update(recipe: TrainingRecipe, m: int, n: int) -> list[Operator]:
-    """Return the operators that update a matrix of sides ``m`` <= ``n``, each a pass over its elements or a product.
+def _matrix_update(recipe: TrainingRecipe, rows: int, columns: int) -> list[Operator]:
+    """Return the operators that update a matrix, each a pass over its elements or a product.
 
     Muon (``torch.optim.Muon``) updates the moment, makes it orthogonal by five Newton-Schulz iterations
-    X <- aX + (bA + cA²)X with A = XXᵀ, 4m²n + 2m³ operations each in bf16 [Jordan2024], and adds it to the weight.
-    Products that add to a matrix copy it first. Adafactor (``transformers.Adafactor``, without a first moment)
-    works in fp32: it squares the gradient, averages squares by rows and columns, divides the gradient by the root of
-    their product, clips by the norm, scales, and adds to the weight.
+    X <- aX + (bA + cA²)X with A = XXᵀ, 4m²n + 2m³ operations each in bf16 for sides m <= n [Jordan2024], and adds it
+    to the weight. Products that add to a matrix copy it first. A tall matrix is transposed in place: its first copy
+    and the last sum cross it against the order in memory. Adafactor (``transformers.Adafactor``, without a first
+    moment) works in fp32: it squares the gradient, averages squares by rows and columns, divides the gradient by the
+    root of their product, a matrix made of a row and a column, then by its norm, a number that the GPU holds,
+    scales, and adds; twelve steps more work on rows, columns and norms alone.
     """
     masters, grad, byte = recipe.has_masters, recipe.gradient_byte, recipe.dtype.byte
-    own = 4 if masters else byte
+    own, m, n = 4 if masters else byte, min(rows, columns), max(rows, columns)
+    crossed: dict[str, Any] = {"layout": Layout.TRANSPOSED, "rows": n, "run": 1} if rows > columns else {}
 
-    def walk(function: str, read: float, write: float, times: int = 1, size: int = m * n) -> Operator:
+    def walk(
+        function: str, read: float, write: float, times: int = 1, size: int = m * n, written: int = 0, **walked: Any
+    ) -> Operator:
         wide = max(read / (1 + (function == "add")), write) > 2
         return Elementwise(
             function, size, dtype=Dtype.FP32 if wide else recipe.dtype, read=int(size * read),
-            write=int(size * write), count=times, label="optimiser",
+            write=written or int(size * write), count=times, label="optimiser", **walked,
         )  # fmt: skip
 
     ops = [walk("cast", 4, byte + recipe.narrow_byte)] if masters or recipe.narrow else []
     if recipe.optimizer is Optimizer.ADAFACTOR:
         ops += [walk("cast", byte, 4, (grad < 4) + (not masters))] if grad < 4 or not masters else []
-        ops += [walk("scale", 4, 4, 5), walk("add", 8, 4, 2), walk("abs", 4, 0, 4), walk("fill", 0, 4)]
+        ops += [walk("scale", 4, 4, 4), walk("add", 8, 4, 2), walk("abs", 4, 0, 3), walk("scale", 4, 4, 12, n)]
+        ops += [walk("mean", 4, 0, written=4 * columns, layout=Layout.TRANSPOSED)]
+        ops += [walk(function, read, 4, layout=Layout.BROADCAST) for function, read in (("mul", 0), ("div", 4))]
         return ops if masters else [*ops, walk("cast", 4, byte)]
     moment = STATE_BYTE[Optimizer.MUON] * own / 4
     ops += [walk("add", grad + moment, moment), walk("add", grad + moment, grad), walk("abs", 2, 0)]
     ops += [walk("cast", grad, 2)] if grad > 2 else []
-    ops += [walk("scale", 2, 2), walk("scale", own, own), walk("add", own + 2, own)]
-    ops += [walk("copy", 2, 2, NEWTON_SCHULZ), walk("copy", 2, 2, NEWTON_SCHULZ, m * m)]
+    ops += [walk("div", 2, 2, layout=Layout.BROADCAST), walk("scale", own, own), walk("add", own + 2, own, **crossed)]
+    ops += [walk("copy", 2, 2, NEWTON_SCHULZ - 1), walk("copy", 2, 2, **crossed)]
+    ops += [walk("copy", 2, 2, NEWTON_SCHULZ, m * m)]
     sizes = ((m, m, n), (m, m, m), (m, n, m))
     return [*ops, *(Linear(*of, dtype=Dtype.BF16, count=NEWTON_SCHULZ, label="newton-schulz") for of in sizes)]

@@ -256,10 +256,11 @@ class RowReduction(Operator):
 
 @register_operator("softmax")
 class Softmax(RowReduction):
-    """Softmax over the last dimension."""
+    """Softmax over the last dimension; ``log``: its logarithm, as losses use it."""
 
     flop_per_element: ClassVar[float] = 4.0
     sfu_per_element: ClassVar[float] = 1.0
+    log: bool = False
 
 
 @register_operator("layernorm")

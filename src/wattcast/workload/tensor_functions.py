@@ -270,7 +270,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
     rows, dim = logits.numel // logits.shape[-1], logits.shape[-1]
     tape = logits.tape
     logp = tape.empty(logits.shape, logits.dtype)
-    tape.emit(Softmax(rows, dim, dtype=logits.dtype), (logits,), (logp,))
+    tape.emit(Softmax(rows, dim, dtype=logits.dtype, log=True), (logits,), (logp,))
     loss = tape.empty((1,), logits.dtype)
     picked = rows * (logits.dtype.byte + Dtype.INT64.byte)
     tape.emit(Elementwise("gather", rows, dtype=logits.dtype, read=picked, write=loss.byte), (logp,), (loss,))
@@ -279,7 +279,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
         d_logp = fill(tape, logits.shape, logits.dtype)
         tape.emit(Elementwise("copy", rows, dtype=logits.dtype, read=rows * Dtype.INT64.byte), (g,), (d_logp,))
         d_x = tape.empty(logits.shape, logits.dtype)
-        tape.emit(Softmax(rows, dim, dtype=logits.dtype, backward=True), (d_logp, logp), (d_x,))
+        tape.emit(Softmax(rows, dim, dtype=logits.dtype, backward=True, log=True), (d_logp, logp), (d_x,))
         return (d_x,)
 
     tape.record((loss,), (logits,), back, (logp,))

@@ -95,7 +95,8 @@ def _count_work(op: RowReduction, cold: bool, reference: ReferenceChip) -> tuple
     read, write, sms = op.read_byte, op.write_byte, reference.sm_count
     both = read + write
     between = 8.0 * elements if _casts_apart(op) else 0.0  # fp32 written and read again
-    if softmax and op.backward:  # PyTorch multiplies first: a product is written, and read again with the result
+    multiplied = softmax and op.backward and not _is_log(op)
+    if multiplied:  # PyTorch multiplies first: a product is written, and read again with the result
         between += 3.0 * elements * width
     missing = 1.0 if cold else 1.0 - float(streamed_share(both + between, reference.l2_byte))
     cut = _cut_softmax(op, both) if softmax else _cut_norm(op, both)
@@ -104,7 +105,7 @@ def _count_work(op: RowReduction, cold: bool, reference: ReferenceChip) -> tuple
         flown = min(op.rows, cut.slots * sms) * op.dim * width
         again = again * (1.0 - float(resident_share(flown, reference.l2_byte))) if missing > 0 else 0.0
     steps, sm_cycle = row_walk(op, sms, missing)
-    pair = op.backward or (not softmax and op.dim % 4 != 0)  # two kernels: a gradient, or a norm of odd rows
+    pair = multiplied or (not softmax and (op.backward or op.dim % 4 != 0))  # two kernels
     launches = 1.0 + pair + _casts_apart(op)
     return (
         *(op.dim, cut.units, sm_cycle, cut.slots),
@@ -131,7 +132,13 @@ def _cut_softmax(op: RowReduction, byte: float) -> _Cut:
         return _Cut(ceil(op.rows / (4.0 * _rows_per_warp(op.dim))), SM_THREADS / 128.0, byte * 2.0)
     slots = SM_THREADS / (128.0 if op.backward else 1024.0)
     looped = kernel == "loop" and not op.backward
+    if op.backward and _is_log(op):  # of two operands, the gradient is read again
+        return _Cut(op.rows, slots, byte * _SOFTMAX_CROSSINGS, 1.5, 0.5)
     return _Cut(op.rows, slots, byte * _SOFTMAX_CROSSINGS, *((3.0, 2.0) if looped else (1.0, 0.0)))
+
+
+def _is_log(op: RowReduction) -> bool:
+    return isinstance(op, Softmax) and op.log
 
 
 def _cut_norm(op: RowReduction, byte: float) -> _Cut:

@@ -231,7 +231,8 @@ def _map_softmax(call: AtenCall) -> list[Operator]:
     x = call.inputs[0]
     dim = x.shape[call.numbers[0]] if x.shape else 1
     out = None if call.out.dtype is x.dtype else call.out.dtype
-    op = Softmax(max(x.numel // dim, 1), dim, dtype=x.dtype, out_dtype=out, backward=call.backward)
+    log = call.name.startswith("_log")
+    op = Softmax(max(x.numel // dim, 1), dim, dtype=x.dtype, out_dtype=out, backward=call.backward, log=log)
     return [*_make_row_major(x), op]
 
 
