@@ -33,6 +33,7 @@ def schema_of_bundle() -> object:
 
 
 def schema_of_workload() -> object:
+    import wattcast.workload.engine_operators  # noqa: F401  registers its operators
     from wattcast.workload.operator_base import load_functions, registered_operators
     from wattcast.workload.readers.from_json import operator_struct
 
