@@ -125,6 +125,14 @@ def test_a_reduction_launches_the_blocks_that_were_seen(rows: int, columns: int,
     assert lowered(op).work.units[0] == blocks
 
 
+def test_a_sum_of_one_long_row_is_cut_among_all_sms() -> None:
+    """A sum over 25 million elements was predicted to take 2.3 ms, in one block; its rows alone would take 45 us."""
+    whole = lowered(Elementwise("sum", 25_000_000, dtype=Dtype.FP32, read=100_000_000, write=4)).work
+    assert (whole.units[0], whole.launches[0]) == (4 * 132, 2)
+    short = lowered(Elementwise("sum", 130_000, dtype=Dtype.FP32, read=520_000, write=4)).work
+    assert (short.units[0], short.launches[0]) == (1, 1)
+
+
 def test_an_image_is_turned_in_blocks_of_32() -> None:
     """An image of 7 by 7 pixels costs a layout kernel as much as one of 64; layout kernels start fast."""
     small = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1)).work

@@ -335,10 +335,13 @@ def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGri
         return max(issued, stored) / min(units, sm_count)
 
     if kernel == _REDUCE:
-        units, loads = _reduction_blocks(rows, columns, width)
+        units, loads, parts = _reduction_blocks(rows, columns, width, sm_count)
         block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
-        steps = (2.0 + loads + start) * once
-        return LaunchGrid(units, steps, SM_THREADS / 512.0, sm_cycle=issued / min(units, sm_count) + block_cycle)
+        busy_cycle = issued / min(units, sm_count) + block_cycle
+        # the last of several blocks of a row adds up their sums, once a counter that a kernel cleared says that it is
+        last = 1.0 if parts > 1 else 0.0
+        steps = (2.0 + loads + start) * once + 2.0 * last
+        return LaunchGrid(units, steps, SM_THREADS / 512.0, launches=1.0 + last, sm_cycle=busy_cycle)
     if kernel == _GATHER:
         chunks = ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
         units = rows * ceil(chunks / 256.0)
@@ -352,18 +355,22 @@ def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGri
     return LaunchGrid(_CAT_BLOCKS, steps, SM_THREADS / _CAT_THREADS, sm_cycle=cycle(_CAT_BLOCKS), once=True)
 
 
-def _reduction_blocks(rows: float, columns: float, width: float) -> tuple[float, float]:
-    """Return blocks, and loads each thread makes one after another, of PyTorch's reduction over the last dimension.
+def _reduction_blocks(rows: float, columns: float, width: float, sm_count: float) -> tuple[float, float, int]:
+    """Return blocks, loads each thread makes one after another, and blocks of a row, of PyTorch's reduction over rows.
 
     A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a thread 256 values,
-    or 16 for each row of the block, has a block of its own.
+    or 16 for each row of the block, has a block of its own. Few rows that leave a thread of such a block 256 values
+    are cut among as many blocks as the SMs hold, down to 16 values a thread.
     """
     along = power_of_two(columns / (16.0 / width if columns >= 128 else 1.0), 512.0)
     high = min(power_of_two(rows, 512.0), 512.0 / min(along, 32.0))
     values = columns / min(along, 512.0 / high)
     if values >= 16.0 * high or values >= 256.0:
-        return rows, ceil(values / high / 4.0)
-    return ceil(rows / high), ceil(values / 4.0)
+        values, held = values / high, sm_count * SM_THREADS / 512.0
+        few = values >= 256.0 and rows <= held
+        parts = max(min(ceil(held / rows), ceil(values / 16.0)), ceil(values / 256.0)) if few else 1
+        return rows * parts, ceil(values / parts / 4.0), parts
+    return ceil(rows / high), ceil(values / 4.0), 1
 
 
 register_kernels(Elementwise, mapping=KernelMapping(elementwise_work))
