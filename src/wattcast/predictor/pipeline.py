@@ -146,11 +146,13 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
 
     A library may run a product of some rows as one of more, with rows to spare. So where several kinds of kernel are
     likely, and the mean over them rises and falls with the rows, a product takes no longer than the next larger ones.
+    Nor does one of a vector, whose kernel has corrections of its own.
     """
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
     timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
-    blended = np.flatnonzero(kernels.work.units != np.rint(kernels.work.units)).tolist()
+    vector = np.array([family.startswith("gemm.vector") for family in kernels.work.kernel_family], dtype=bool)
+    blended = np.flatnonzero(vector | (kernels.work.units != np.rint(kernels.work.units))).tolist()
     unnamed = (i for i in blended if not kernels.conditions[i].kernels)
     tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
     if not tokens or bundle.learned is None:

@@ -356,7 +356,7 @@ def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGri
 
 
 def _reduction_blocks(rows: float, columns: float, width: float, sm_count: float) -> tuple[float, float, int]:
-    """Return blocks, loads each thread makes one after another, and blocks of a row, of PyTorch's reduction over rows.
+    """Return blocks, loads a thread makes one after another, and blocks of a row, of PyTorch's reduction over rows.
 
     A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a thread 256 values,
     or 16 for each row of the block, has a block of its own. Few rows that leave a thread of such a block 256 values
