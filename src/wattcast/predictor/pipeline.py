@@ -151,9 +151,9 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
     timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
-    vector = np.array([family.startswith("gemm.vector") for family in kernels.work.kernel_family], dtype=bool)
-    blended = np.flatnonzero(vector | (kernels.work.units != np.rint(kernels.work.units))).tolist()
-    unnamed = (i for i in blended if not kernels.conditions[i].kernels)
+    mixed = zip(kernels.work.kernel_family, (kernels.work.units % 1.0 > 0.0).tolist(), strict=True)
+    capped = (i for i, (family, blended) in enumerate(mixed) if blended or family.startswith("gemm.vector"))
+    unnamed = (i for i in capped if not kernels.conditions[i].kernels)
     tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
     if not tokens or bundle.learned is None:
         return timeline

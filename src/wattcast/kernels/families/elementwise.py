@@ -77,9 +77,7 @@ _BY_KERNEL = np.array(
         [512.0, 256.0, 1.0, 65.0, 7.5],
         [512.0, 256.0, 1.0, 65.0, 7.5],
         [1024.0, 1024.0, 1.0, 65.0, 7.5],
-        [1024.0, 1024.0, 1.0, 0.0, 0.0],
-        [1024.0, 1024.0, 1.0, 0.0, 0.0],
-        [1024.0, 1024.0, 1.0, 0.0, 0.0],
+        *[[1024.0, 1024.0, 1.0, 0.0, 0.0]] * 3,
     ]
 ).T.copy()
 _KERNEL_FAMILIES = tuple(f"elementwise.{kernel}" for kernel in _KERNELS)
@@ -338,8 +336,7 @@ def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGri
         units, loads, parts = _reduction_blocks(rows, columns, width, sm_count)
         block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
         busy_cycle = issued / min(units, sm_count) + block_cycle
-        # the last of several blocks of a row adds up their sums, once a counter that a kernel cleared says that it is
-        last = 1.0 if parts > 1 else 0.0
+        last = float(parts > 1)  # block of a row adds up the sums of all, by a counter that a kernel clears
         steps = (2.0 + loads + start) * once + 2.0 * last
         return LaunchGrid(units, steps, SM_THREADS / 512.0, launches=1.0 + last, sm_cycle=busy_cycle)
     if kernel == _GATHER:
@@ -366,9 +363,9 @@ def _reduction_blocks(rows: float, columns: float, width: float, sm_count: float
     high = min(power_of_two(rows, 512.0), 512.0 / min(along, 32.0))
     values = columns / min(along, 512.0 / high)
     if values >= 16.0 * high or values >= 256.0:
-        values, held = values / high, sm_count * SM_THREADS / 512.0
-        few = values >= 256.0 and rows <= held
-        parts = max(min(ceil(held / rows), ceil(values / 16.0)), ceil(values / 256.0)) if few else 1
+        values, held, parts = values / high, sm_count * SM_THREADS / 512.0, 1
+        if values >= 256.0 and rows <= held:
+            parts = max(min(ceil(held / rows), ceil(values / 16.0)), ceil(values / 256.0))
         return rows * parts, ceil(values / parts / 4.0), parts
     return ceil(rows / high), ceil(values / 4.0), 1
 
