@@ -199,10 +199,11 @@ def test_dithering_ends() -> None:
     assert len(set(path[-60:])) == 1
 
 
-@pytest.mark.parametrize("cap_w", [180.0, 195.0, 210.0])
+@pytest.mark.parametrize("cap_w", [165.0, 180.0, 210.0])
 def test_a_cap_is_kept_once_a_kernel_is_known(cap_w: float) -> None:
     """Compute and memory share the cap. Only a kernel's first runs, before its power is known, may exceed it;
-    a later step may exceed it once, by a little, and is then never run again."""
+    a later step may exceed it once, by a little, and is then never run again. Before knobs that were never changed
+    alone were credited with a fall, kernels stayed far below a cap of 165 W."""
     tables = hd7970.load_tables()
     objective = Objective(cap_w=cap_w)
     controller = Harmonia(tables.lattice, tables.default, objective, load_shipped_model("hd7970_simulated"))
@@ -227,6 +228,7 @@ def test_a_cap_is_kept_once_a_kernel_is_known(cap_w: float) -> None:
                 gaps.append(table[row, tables.lattice.flat_index(memory.next_settings)] - best[row])
     assert over < 0.01 * runs
     assert np.median(gaps) < 0.02
+    assert np.mean(gaps) < 0.08
 
 
 @pytest.mark.parametrize("slowdown", [0.0, 0.05, 0.1])

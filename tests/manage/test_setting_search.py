@@ -11,7 +11,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from operator import le
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,9 +61,9 @@ def made(controller: Harmonia, applications: tuple[str, ...]) -> Iterator[tuple[
             state, _ = controller.step(state, seen)
 
 
-@pytest.mark.parametrize(("cap_w", "most"), [(None, 4_000), (150.0, 10_000), (180.0, 9_700)])
+@pytest.mark.parametrize(("cap_w", "most"), [(None, 4_000), (150.0, 7_300), (180.0, 6_500)])
 def test_no_decision_runs_more_than_a_few_thousand_bytecodes(cap_w: float | None, most: int) -> None:
-    """Before power along each knob was kept in memory, decisions under a cap of 150 W ran up to 18,800."""
+    """Trades between two knobs are looked for in decisions of their own: at 150 W some ran 9,900 before that."""
     tables = hd7970.load_tables()
     controller = Harmonia(
         tables.lattice, tables.default, Objective(cap_w=cap_w), load_shipped_model("hd7970_simulated")
@@ -98,12 +97,12 @@ def test_decisions_are_those_of_the_version_before() -> None:
     assert decisions.digests() == json.loads(decisions.FILE.read_text())
 
 
-def plainly(memory: RunMemory, to: Settings, log_cap: float) -> bool:
-    """``PowerCapCheck.permits`` as its docstrings have it, worked out from the memory with nothing kept."""
-    lattice, seen = decisions.LATTICES[-1], memory.seen
+def least_expected(memory: RunMemory, to: Settings) -> float:
+    """What ``PowerCapCheck.permits`` compares with the cap, worked out from the memory with nothing kept."""
+    lattice, seen, expected = decisions.LATTICES[-1], memory.seen, []
     if to in seen:
-        return seen[to].log_power <= log_cap
-    ups, downs, unknown = [], [], False
+        return seen[to].log_power
+    ups, downs = [], []
     for which, knob in enumerate(lattice.knobs):
         slopes = []
         for at, here in seen.items():
@@ -112,30 +111,18 @@ def plainly(memory: RunMemory, to: Settings, log_cap: float) -> bool:
                 next_up = min(above)
                 ratio = math.log(knob.levels[next_up[which]]) - math.log(knob.levels[at[which]])
                 slopes.append((seen[next_up].log_power - here.log_power) / ratio)
-        unknown = unknown or not slopes
-        ups.append(
-            run_memory.STEEPER_RISE * max(*slopes, 0.0) + run_memory.LEAST_EXPONENT
-            if slopes
-            else run_memory.POWER_EXPONENT_UP[knob.role]
-        )
-        downs.append(run_memory.FALL_CREDIT * max(min(slopes), 0.0) if slopes else 0.0)
+        up, down = run_memory.POWER_EXPONENT_UP[knob.role], run_memory.POWER_EXPONENT_DOWN[knob.role]
+        if slopes:
+            up = run_memory.STEEPER_RISE * max(*slopes, 0.0) + run_memory.LEAST_EXPONENT
+            down = run_memory.FALL_CREDIT * max(min(slopes), 0.0)
+        ups.append(up)
+        downs.append(down)
     for at, here in seen.items():
         reckoned = here.log_power
         for knob, a, b, up, down in zip(lattice.knobs, at, to, ups, downs, strict=True):
             reckoned += (up if b > a else down) * (math.log(knob.levels[b]) - math.log(knob.levels[a]))
-        if reckoned <= log_cap:
-            return True
-    top = max(seen, key=lambda s: seen[s].log_power)
-    for at, here in seen.items():
-        if unknown and all(map(le, at, to)) and all(map(le, to, top)):
-            levels = [
-                (k.levels[a], k.levels[b], k.levels[c]) for k, a, b, c in zip(lattice.knobs, at, to, top, strict=True)
-            ]
-            share = sum((b - a) / (c - a) for a, b, c in levels if b != a)
-            low_w, high_w = math.exp(here.log_power), math.exp(seen[top].log_power)
-            if math.log(low_w + share * (high_w - low_w)) <= log_cap:
-                return True
-    return False
+        expected.append(reckoned)
+    return min(expected)
 
 
 SETTINGS = st.tuples(*(st.integers(0, n - 1) for n in decisions.LATTICES[-1].shape))
@@ -147,12 +134,15 @@ RUNS = st.lists(st.tuples(SETTINGS, st.floats(60.0, 300.0)), min_size=1, max_siz
 def test_kept_columns_permit_what_the_plain_rule_permits(
     runs: list[tuple[Settings, float]], asked: list[Settings], cap_w: float, near: bool
 ) -> None:
-    """Repeats, any order, any power; ``near`` keeps runs on few lines, where slopes are known."""
+    """Any order, any power; ``near`` keeps runs on few lines, where slopes are known. Each setting is run once:
+    slopes are those measured when a setting was run, which repeats may move."""
     tables = run_memory.build_cap_tables(decisions.LATTICES[-1])
     memory = RunMemory()
     for at, power_w in runs:
         place = (at[0] % 2, at[1] % 2, at[2]) if near else at
-        memory = memory.record(Observation("k", place, 1.0, power_w), place, tables.log_levels)
+        if place not in memory.seen:
+            memory = memory.record(Observation("k", place, 1.0, power_w), place, tables.log_levels)
     reckoned = run_memory.PowerCapCheck(tables, memory, math.log(cap_w))
     for to in asked:
-        assert reckoned.permits(to) == plainly(memory, to, math.log(cap_w)), to
+        room = math.log(cap_w) - least_expected(memory, to)
+        assert abs(room) < 1e-9 or reckoned.permits(to) == (room > 0), to

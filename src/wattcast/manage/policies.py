@@ -33,7 +33,7 @@ from wattcast.manage.plants import (
 from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective, SearchProblem, SearchView
 from wattcast.manage.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
-from wattcast.manage.setting_search import SearchMove, choose_next_move, choose_sensing_step
+from wattcast.manage.setting_search import STEP, TRADING, SearchMove, choose_next_move, choose_sensing_step
 
 CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
 NO_RUNS = RunMemory()
@@ -126,9 +126,13 @@ class Harmonia:
         if memory.settled and memory.rest > 0:
             move, rest = SearchMove(memory.next_settings, True, memory.why), memory.rest - 1
         else:
-            move, rest = self._choose_move(memory, runs), tuning.rest
-        memory = memory._replace(next_settings=move.settings, why=move.why, settled=move.settled, rest=rest)
-        memory = memory._replace(runs=runs, last=observation.settings, bad=0)
+            move = self._choose_move(memory, runs)
+            rest = 0 if move.why == TRADING else tuning.rest
+        _, _, _, beliefs, bins, target, _, _, _, odd, _ = memory
+        if move.why in (STEP, TRADING):
+            target = None  # a coarse step that the cap refused until now is not looked at again
+        here = observation.settings
+        memory = PhaseMemory(move.settings, move.why, runs, beliefs, bins, target, here, move.settled, rest, odd)
         return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
     def _effective(self, runs: RunMemory, observation: Observation) -> Settings:
@@ -194,7 +198,7 @@ class Harmonia:
 
     def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
         if self.fine:
-            return choose_next_move(self.problem, runs, memory.beliefs, memory.target)
+            return choose_next_move(self.problem, runs, memory.beliefs, memory.target, memory.why, memory.settled)
         if memory.beliefs is not None:
             return SearchMove(memory.target or self.default, True, "coarse")
         view = SearchView(self.problem, runs, None, check_cap=False)

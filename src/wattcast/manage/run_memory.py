@@ -8,10 +8,10 @@ sorted (``KnobHistory``), so that a decision looks neighbours up instead of sear
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from operator import add, itemgetter, le
+from dataclasses import dataclass
+from operator import add, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -32,13 +32,11 @@ class SettingRecord(NamedTuple):
 class KnobHistory(NamedTuple):
     """List the levels of one knob that were tried, by the levels of all other knobs.
 
-    Under a cap it also keeps how fast log power rises with the log level between neighbours: the steepest and the
-    flattest rise on each line, and over all lines.
+    Under a cap it also keeps how fast log power rises with the log level between neighbours on any line.
     """
 
     levels: Mapping[Settings, tuple[int, ...]]
     pairs: Mapping[Settings, tuple[int, ...]]  # lines with two levels or more
-    slopes: Mapping[Settings, tuple[float, float]] = _EMPTY  # steepest and flattest, by line
     steepest: float = -math.inf
     flattest: float = math.inf
 
@@ -79,17 +77,13 @@ class RunMemory(NamedTuple):
             new = SettingRecord(n, old.log_time + off_time / n, old.log_power + off_power / n)
             share = (n - 1) / n  # Welford's update of the sum of squares
         seen, knobs, changed = {**self.seen, settings: new}, self.knobs, [settings]
-        if settings not in self.seen:
-            knobs = _add_levels(knobs, settings)
         if held:
-            same = [asked for asked, got in held.items() if got == settings]
-            for asked in same:
-                knobs = knobs if asked in seen else _add_levels(knobs, asked)
-            seen.update(dict.fromkeys(same, new))
-            changed = [settings, *same]
-        if log_levels is not None and (old is None or held or new.log_power != old.log_power):
-            for one in changed:
-                knobs = _update_slopes(knobs, seen, one, log_levels)
+            changed += [asked for asked, got in held.items() if got == settings]
+            seen.update(dict.fromkeys(changed, new))
+        for one in changed:
+            was = self.seen.get(one)
+            if was is None or (log_levels is not None and was.log_power != new.log_power):
+                knobs = _note_setting(knobs, seen, one, log_levels)
         return RunMemory(
             seen,
             self.runs + 1,
@@ -131,50 +125,30 @@ def log_time_per_work(observation: Observation) -> float:
     return math.log(observation.duration_s) - math.log(observation.work)
 
 
-def _add_levels(knobs: tuple[KnobHistory, ...], settings: Settings) -> tuple[KnobHistory, ...]:
-    """Return the histories with one more setting tried."""
-    found = []
-    for i, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
-        levels, pairs, slopes, steepest, flattest = history
-        others, level = settings[:i] + settings[i + 1 :], settings[i]
-        known = levels.get(others)
-        if known is None:
-            found.append(KnobHistory({**levels, others: (level,)}, pairs, slopes, steepest, flattest))
-        else:
-            more = tuple(sorted((*known, level)))
-            found.append(KnobHistory({**levels, others: more}, {**pairs, others: more}, slopes, steepest, flattest))
-    return tuple(found)
-
-
-def _update_slopes(
+def _note_setting(
     knobs: tuple[KnobHistory, ...],
     seen: Mapping[Settings, SettingRecord],
     settings: Settings,
-    log_levels: LogLevels,
+    log_levels: LogLevels | None,
 ) -> tuple[KnobHistory, ...]:
-    """Return the histories with new slopes of power on the lines through a setting whose power changed."""
+    """Return the histories with a setting that is new or whose power changed."""
     found = []
-    for i, history in enumerate(knobs):
-        ahead, behind = settings[:i], settings[i + 1 :]
+    for i, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
+        levels, pairs, steepest, flattest = history
+        ahead, level, behind = settings[:i], settings[i], settings[i + 1 :]
         others = ahead + behind
-        levels = history.pairs.get(others)
-        if levels is not None:
-            between, logs = [], log_levels[i]
-            low, low_power = levels[0], seen[(*ahead, levels[0], *behind)].log_power
-            for high in levels[1:]:
-                high_power = seen[(*ahead, high, *behind)].log_power
-                between.append((high_power - low_power) / (logs[high] - logs[low]))
-                low, low_power = high, high_power
-            new, old = (max(between), min(between)), history.slopes.get(others)
-            if old != new:
-                slopes = {**history.slopes, others: new}
-                if old is None or (new[0] >= old[0] and new[1] <= old[1]):
-                    steepest, flattest = max(history.steepest, new[0]), min(history.flattest, new[1])
-                else:  # the line may have lost an extreme of all lines
-                    all_steep, all_flat = zip(*slopes.values(), strict=True)
-                    steepest, flattest = max(all_steep), min(all_flat)
-                history = KnobHistory(history.levels, history.pairs, slopes, steepest, flattest)
-        found.append(history)
+        line = levels.get(others, ())
+        if level not in line:
+            line = (*line, level) if not line or level > line[-1] else tuple(sorted((*line, level)))
+            levels = {**levels, others: line}
+            if len(line) > 1:
+                pairs = {**pairs, others: line}
+        if log_levels is not None and len(line) > 1:
+            logs, power, at = log_levels[i], seen[settings].log_power, line.index(level)
+            for near in (*line[max(at - 1, 0) : at], *line[at + 1 : at + 2]):
+                slope = (seen[(*ahead, near, *behind)].log_power - power) / (logs[near] - logs[level])
+                steepest, flattest = max(steepest, slope), min(flattest, slope)
+        found.append(KnobHistory(levels, pairs, steepest, flattest))
     return tuple(found)
 
 
@@ -226,8 +200,6 @@ STEEPER_RISE, LEAST_EXPONENT = 1.1, 0.02  # the next rise may be this much steep
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
-ROUNDING = 1e-9
-FAR = 1e300  # more than any share, less than infinity
 
 
 @dataclass(frozen=True)
@@ -237,120 +209,70 @@ class CapTables:
     lattice: Lattice
     log_levels: LogLevels
     gaps: tuple[tuple[tuple[float, ...], ...], ...]  # [knob][to][from], differences of log levels
-    _shares: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
-
-    def share_row(self, which: int, to: int, top: int) -> list[float]:
-        """Return how far ``to`` lies from each level of a knob towards ``top``; infinite from levels above ``to``."""
-        found = self._shares.get((which, to, top))
-        if found is None:
-            levels = self.lattice.knobs[which].levels
-            below = [(levels[to] - low) / (levels[top] - low) for low in levels[:to]]
-            found = self._shares[which, to, top] = [*below, 0.0, *[math.inf] * (len(levels) - to - 1)]
-        return found
+    exponents: tuple[tuple[float, float], ...]  # by knob: going up and going down, before anything was measured
 
 
 def build_cap_tables(lattice: Lattice) -> CapTables:
     """Work out the tables of a lattice."""
     logs = tuple(tuple(math.log(v) for v in knob.levels) for knob in lattice.knobs)
-    return CapTables(lattice, logs, tuple(tuple(tuple(to - x for x in row) for to in row) for row in logs))
+    gaps = tuple(tuple(tuple(to - x for x in row) for to in row) for row in logs)
+    exponents = tuple((POWER_EXPONENT_UP[knob.role], POWER_EXPONENT_DOWN[knob.role]) for knob in lattice.knobs)
+    return CapTables(lattice, logs, gaps, exponents)
 
 
 class PowerCapCheck:
     """Judge whether settings that were not run yet would keep to the power cap, from every setting that was.
 
+    From a run setting, log power changes by an exponent times the change of each knob's log level. Going up, the
+    exponent is a little more than the steepest rise seen along the knob; going down, a little less than the flattest.
     A *column* has an entry for every run setting, in the order of the memory: the log power that one level of one
-    knob adds on the way from there. Columns are worked out when first needed; a setting is judged by adding one
-    column per knob.
+    knob adds on the way from there. A setting is judged by adding one column per knob.
     """
 
     def __init__(self, tables: CapTables, memory: RunMemory, log_cap: float) -> None:
-        self._tables, self._knobs, self._seen, self._log_cap = tables, memory.knobs, memory.seen, log_cap
+        self._tables, self._seen, self._log_cap = tables, memory.seen, log_cap
+        self._exponents = list(tables.exponents)  # by knob: going up, going down
+        for which, (_, pairs, steepest, flattest) in enumerate(memory.knobs):
+            if pairs:
+                up, down = STEEPER_RISE * max(steepest, 0.0) + LEAST_EXPONENT, FALL_CREDIT * max(flattest, 0.0)
+                self._exponents[which] = up, down
         self._log_powers: list[float] = []
-        self._levels: list[Settings] = []  # by knob, columns
-        self._exponents: list[tuple[float, float]] = []  # by knob: going up, going down
-        self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level: change of log power
-        self._unknown = False  # whether some knob was never changed alone
-        self._top: Settings = ()  # the setting of the most power
-        self._watts: list[tuple[float, float]] = []  # power, and what is missing to the most
-        self._limits: list[float] = []  # of shares, beyond which the cap is surely broken
-        self._shares: dict[tuple[int, int], list[float]] = {}  # by knob and level: how far it lies towards the top
+        self._levels: list[Settings] = []  # by knob: the level of every run setting
+        self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level
 
     def permits(self, settings: Settings) -> bool:
         """Tell whether a setting keeps to the cap: it was run and did, or it is expected to from any run."""
         known = self._seen.get(settings)
         if known is not None:
             return known.log_power <= self._log_cap
-        columns, expected = self._columns, iter(self._log_powers or self._prepare())
+        if not self._levels:
+            self._levels = list(zip(*self._seen, strict=True))
+            self._log_powers = list(map(itemgetter(2), self._seen.values()))
+        columns, expected = self._columns, iter(self._log_powers)
         for key in enumerate(settings):
-            expected = map(add, expected, columns.get(key) or self._column(key))
-        return min(expected) <= self._log_cap or (self._unknown and self._keeps_in_watts(settings))
+            column = columns.get(key)
+            if column is None:
+                which, to = key
+                gaps, (up, down) = self._tables.gaps[which][to], self._exponents[which]
+                column = [(up if level < to else down) * gaps[level] for level in self._levels[which]]
+                columns[key] = column
+            expected = map(add, expected, column)
+        return min(expected) <= self._log_cap
 
     def highest_level(self, settings: Settings, which: int) -> int:
         """Return the highest level of one knob that is expected to keep to the cap, from a setting that was run."""
-        if not self._exponents:
-            self._prepare()
-        logs, (up, _) = self._tables.log_levels[which], self._exponents[which]
-        return bisect_right(logs, logs[settings[which]] + (self._log_cap - self._seen[settings].log_power) / up) - 1
-
-    def _prepare(self) -> list[float]:
-        self._levels = list(zip(*self._seen, strict=True))
-        for knob, history in zip(self._tables.lattice.knobs, self._knobs, strict=True):
-            if history.slopes:
-                up = STEEPER_RISE * max(history.steepest, 0.0) + LEAST_EXPONENT
-                self._exponents.append((up, FALL_CREDIT * max(history.flattest, 0.0)))
-            else:
-                self._unknown = True
-                self._exponents.append((POWER_EXPONENT_UP[knob.role], 0.0))
-        self._log_powers = list(map(itemgetter(2), self._seen.values()))
-        return self._log_powers
-
-    def _column(self, key: tuple[int, int]) -> list[float]:
-        """Return the change of log power on the way from the level of each run setting to this one."""
-        which, to = key
-        gaps, (up, down) = self._tables.gaps[which][to], self._exponents[which]
-        found = self._columns[key] = [(up if level < to else down) * gaps[level] for level in self._levels[which]]
-        return found
-
-    def _keeps_in_watts(self, settings: Settings) -> bool:
-        """Judge in watts from the best run below, where several knobs rose at once and no exponent is known yet.
-
-        Power never falls when a knob rises, and rises the faster the higher the knob is (units in proportion, clocks
-        with V² f). So between two runs, one above the other in every knob, no knob adds more watts per level than if
-        all the difference were its own and even.
-        """
-        if not self._limits:
-            highest = max(self._log_powers)
-            self._top = list(self._seen)[self._log_powers.index(highest)]
-            most_w, cap_w = math.exp(highest), math.exp(self._log_cap) * (1.0 + ROUNDING)
-            watts = list(map(math.exp, self._log_powers))
-            self._watts = [(w, most_w - w) for w in watts]
-            at_most = FAR if most_w <= cap_w else -1.0
-            self._limits = [(cap_w - w) / (most_w - w) if w < most_w else at_most for w in watts]
-        if not all(map(le, settings, self._top)):
-            return False
-        shares, added = self._shares, [0.0] * len(self._limits)
-        for key in enumerate(settings):
-            added = list(map(add, added, shares.get(key) or self._share(key)))
-        if not any(map(le, added, self._limits)):
-            return False
-        each = zip(self._watts, added, strict=True)
-        return any(math.log(w + share * more) <= self._log_cap for (w, more), share in each if share < math.inf)
-
-    def _share(self, key: tuple[int, int]) -> list[float]:
-        """Return how far a level lies from that of each run setting towards the top's; infinite where it is below."""
-        which, to = key
-        row = self._tables.share_row(which, to, self._top[which])
-        found = self._shares[key] = list(map(row.__getitem__, self._levels[which]))
-        return found
+        logs, room = self._tables.log_levels[which], self._log_cap - self._seen[settings].log_power
+        return bisect_right(logs, logs[settings[which]] + room / self._exponents[which][0]) - 1
 
 
 def lower_below_cap(
-    lattice: Lattice, seen: Mapping[Settings, SettingRecord], beliefs: SensitivityBeliefs | None, log_cap: float
+    tables: CapTables, seen: Mapping[Settings, SettingRecord], beliefs: SensitivityBeliefs | None, log_cap: float
 ) -> Settings | None:
     """Choose the next try when every setting so far broke the cap; None when one keeps to it or nothing is left.
 
     All knobs go down together from the setting of least power, the farther the less they matter to the kernel.
     """
+    lattice = tables.lattice
     start = min(seen, key=lambda s: seen[s].log_power)
     missing = seen[start].log_power - log_cap
     if missing <= 0 or start == lattice.bottom:
@@ -358,13 +280,14 @@ def lower_below_cap(
     known = [beliefs.sensitivity_to(knob.role) if beliefs else None for knob in lattice.knobs]
     loose = [1.1 - (0.5 if s is None else s) for s in known]
     weights = [w / max(loose) for w in loose]
-    to = start
-    for part in range(1, PARTS + 1):
-        to = tuple(level - math.ceil(level * w * part / PARTS) for level, w in zip(start, weights, strict=True))
-        fall = sum(
-            POWER_EXPONENT_DOWN[knob.role] * math.log(knob.levels[a] / knob.levels[b])
-            for knob, a, b in zip(lattice.knobs, start, to, strict=True)
-        )
-        if fall >= OVERSHOOT * missing and to != start:
-            return to
+
+    def lower_all(part: int) -> Settings:
+        return tuple([level - math.ceil(level * w * part / PARTS) for level, w in zip(start, weights, strict=True)])
+
+    def is_enough(part: int) -> bool:
+        to = lower_all(part)
+        each = zip(tables.exponents, tables.gaps, start, to, strict=True)
+        return to != start and sum([down * gaps[a][b] for (_, down), gaps, a, b in each]) >= OVERSHOOT * missing
+
+    to = lower_all(min(bisect_left(range(1, PARTS), True, key=is_enough) + 1, PARTS))
     return to if to != start else lattice.bottom

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -232,6 +232,10 @@ class SearchProblem:
         return self._sensing[start]
 
 
+def _permit_all(_: Settings) -> bool:
+    return True
+
+
 class SearchView:
     """Read the memory of one kernel for one decision: scores, the best setting, and what is near it."""
 
@@ -244,11 +248,12 @@ class SearchView:
         self.knobs, self.held = memory.knobs, memory.held
         capped = check_cap and objective.cap_w is not None
         self._cap = PowerCapCheck(problem.cap_tables, memory, objective.log_cap) if capped else None
+        # Whether a setting may be run: under a cap, only when it is expected to keep to it.
+        self.permits: Callable[[Settings], bool] = _permit_all if self._cap is None else self._cap.permits
         self._close: list[Settings] | None = None
         self._default: Settings | None = None
         self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)
         self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
-        self.changes: dict[tuple[int, int], float] = {}  # estimated score changes of steps, by knob and level
         self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
         self.open_bounds: dict[Settings, float] = {}  # settings whose time may break a bound or not -> their score
         self.score = self._score_seen()
@@ -266,7 +271,11 @@ class SearchView:
     def _score_seen(self) -> dict[Settings, float]:
         """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions are faster with."""
         objective, weight = self.problem.objective, self.problem.time_weight
-        found = {s: power + weight * time for s, (_, time, power) in self.seen.items()}
+        cap, most = objective.log_cap, objective.log_cap + BOUND_SLACK
+        found = {
+            s: power + weight * time if power <= most else power + weight * time + BOUND_PENALTY * (1.0 + power - cap)
+            for s, (_, time, power) in self.seen.items()
+        }
         default, tuning = self.problem.default, self.problem.tuning
         reference = self.seen.get(default)
         limits = objective.log_time_limits(reference.log_time if reference else None)
@@ -281,11 +290,6 @@ class SearchView:
                 over = (time if s == default else time + margin) - limit
                 if over > BOUND_SLACK:
                     found[s] += BOUND_PENALTY + BOUND_PENALTY * over
-        log_cap = objective.log_cap
-        if log_cap < math.inf:
-            for s, (_, _, power) in self.seen.items():
-                if power - log_cap > BOUND_SLACK:
-                    found[s] += BOUND_PENALTY + BOUND_PENALTY * (power - log_cap)
         return found
 
     def _sensed_beliefs(self) -> SensitivityBeliefs:
@@ -386,10 +390,6 @@ class SearchView:
                 near = [s for s, value in score.items() if value < farthest and s not in self.alike]
                 self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
         return self._close
-
-    def permits(self, settings: Settings) -> bool:
-        """Tell whether a setting may be run: under a cap, only when it is expected to keep to it."""
-        return self._cap is None or self._cap.permits(settings)
 
     def highest_level(self, which: int) -> int:
         """Return the highest level of a knob that a cap leaves room for, all others at their best."""

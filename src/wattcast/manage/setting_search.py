@@ -8,6 +8,7 @@ not what it will bring.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from operator import sub
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from wattcast.manage.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProbl
 from wattcast.manage.sensitivity_model import LOW_EDGE
 
 LEAST_ELASTICITY = 0.05
+STEP = "fine"
+TRADING = "trade"  # the reason of a run after which trades between two knobs are looked for
 MOST_TRADED = 3  # levels one knob may go down for one level of another
 
 
@@ -38,11 +41,18 @@ class FineStep(NamedTuple):
 
 
 def choose_next_move(
-    problem: SearchProblem, memory: RunMemory, beliefs: SensitivityBeliefs | None, target: Settings | None
+    problem: SearchProblem,
+    memory: RunMemory,
+    beliefs: SensitivityBeliefs | None,
+    target: Settings | None,
+    why: str = "start",
+    settled: bool = False,
 ) -> SearchMove:
     """Choose the settings of the next run.
 
-    ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the coarse step.
+    ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the coarse step. Under a
+    cap, when no step of one knob is left, a decision of its own looks for trades between two; ``why`` and ``settled``
+    are those of the move before.
     """
     seen = memory.seen
     if not seen:
@@ -51,7 +61,7 @@ def choose_next_move(
     if problem.default not in seen and view.permits(problem.default):
         return SearchMove(problem.default, False, "default")
     if view.over_cap:
-        lower = lower_below_cap(problem.lattice, seen, beliefs, problem.objective.log_cap)
+        lower = lower_below_cap(problem.cap_tables, seen, beliefs, problem.objective.log_cap)
         if lower is not None:
             return SearchMove(lower, False, "cap")
     if target is not None and target not in seen and view.permits(target):
@@ -62,11 +72,16 @@ def choose_next_move(
         return SearchMove(found, False, "bound")
     if (found := _choose_rival(view, problem.tuning.quick_runs)) is not None:
         return SearchMove(found, False, "again")
-    steps, smallest = _list_steps(view)
-    if (found := _choose_fine_step(view, steps)) is not None:
-        return SearchMove(found, False, "fine")
-    if (found := _choose_smallest_step(view, smallest)) is not None:
-        return SearchMove(found, False, "fine")
+    if why != TRADING:
+        steps, smallest = _list_steps(view)
+        if (found := _choose_fine_step(view, steps)) is not None:
+            return SearchMove(found, False, STEP)
+        if (found := _choose_smallest_step(view, smallest)) is not None:
+            return SearchMove(found, False, STEP)
+        if problem.objective.cap_w is not None:
+            return SearchMove(view.best, settled, TRADING)
+    elif (found := _trade_knobs(view)) is not None:
+        return SearchMove(found, False, STEP)
     if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
         return SearchMove(found, False, "again")
     # Settle on the best setting once it is surely better than the default; until then, run both in turn
@@ -120,8 +135,10 @@ def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
 
 def _choose_doubtful(view: SearchView) -> Settings | None:
     """Choose a setting that would be best if it surely kept its bound, or the default that it is compared with."""
+    if not view.open_bounds:
+        return None
     seen, tuning, default = view.seen, view.problem.tuning, view.problem.default
-    best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values(), default=0.0))
+    best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values()))
     open_bounds = [s for s, score in view.open_bounds.items() if score < best and seen[s].runs < tuning.default_runs]
     if not open_bounds:
         return None
@@ -130,8 +147,8 @@ def _choose_doubtful(view: SearchView) -> Settings | None:
 
 
 def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]]:
-    """List the fine steps worth looking at, and the smallest steps as (knob, level), of every knob that may turn."""
-    problem = view.problem
+    """List the fine steps worth a try, best first, and the smallest steps as (knob, level), of every free knob."""
+    problem, least = view.problem, -view.problem.tuning.worth
     steps: list[FineStep] = []
     smallest: list[tuple[int, int]] = []
     for which in problem.turns:
@@ -140,20 +157,24 @@ def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]
         if below is None and here > 0:
             stride, finest = problem.stride_down[which][here], problem.finest_down[which][here]
             if _is_step_allowed(view, which, here - stride):
-                steps.append(FineStep(_estimate_change(view, which, here - stride), which, here - stride, True))
+                promise = _estimate_change(view, which, here - stride)
+                if promise < least:
+                    steps.append(FineStep(promise, which, here - stride, True))
             if finest < stride and here - finest >= 0:
                 smallest.append((which, here - finest))
         if above is None and here < top:
             stride, finest = problem.stride_up[which][here], problem.finest_up[which][here]
             to = min(here + stride, top)
-            steps.append(FineStep(_estimate_change(view, which, to), which, to, True))
+            promise = _estimate_change(view, which, to)
+            if promise < least:
+                steps.append(FineStep(promise, which, to, True))
             if finest < stride and here + finest <= top:
                 smallest.append((which, here + finest))
         if below is not None or above is not None:
             inner = _step_between(view, which, below, above)
-            if inner is not None and view.lines[which].along[inner.to] not in view.seen:
+            if inner is not None and inner.promise < least and view.lines[which].along[inner.to] not in view.seen:
                 steps.append(inner)
-    return steps, smallest
+    return sorted(steps), smallest
 
 
 def _step_between(view: SearchView, which: int, below: int | None, above: int | None) -> FineStep | None:
@@ -194,7 +215,9 @@ def _vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | 
         return None
     slope = y0 - curvature * x0
     at = -0.5 * slope / curvature
-    to = min(range(below, above + 1), key=lambda i: abs(logs[i] - logs[here] - at))
+    to = bisect_left(logs, logs[here] + at, below, above)
+    if to > below and logs[here] + at - logs[to - 1] <= logs[to] - logs[here] - at:
+        to -= 1
     if -problem.finest_down[which][here] < to - here < problem.finest_up[which][here]:
         return None
     return FineStep((curvature * at + slope) * at - problem.tuning.worth, which, to, False)
@@ -203,18 +226,16 @@ def _vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | 
 def _choose_fine_step(view: SearchView, steps: list[FineStep]) -> Settings | None:
     """Choose all promising knobs down together, else the most promising single step, else None."""
     best = view.best
-    least = -view.problem.tuning.worth
-    worth = sorted([step for step in steps if step.promise < least])
-    if len(worth) > 1:
-        down = {s.which: s.to for s in worth if s.outer and s.to < best[s.which] and _keeps_cap(view, s)}
+    if len(steps) > 1:
+        down = {s.which: s.to for s in steps if s.outer and s.to < best[s.which] and _keeps_cap(view, s)}
         if len(down) > 1:
             joint = tuple([down.get(i, level) for i, level in enumerate(best)])
             if joint not in view.seen:
                 return joint
-    for step in worth:
+    for step in steps:
         if _keeps_cap(view, step):
             return view.lines[step.which].along[step.to]
-    return None if view.problem.objective.cap_w is None else _trade_knobs(view)
+    return None
 
 
 def _keeps_cap(view: SearchView, step: FineStep) -> bool:
@@ -267,16 +288,13 @@ def _trade_knobs(view: SearchView) -> Settings | None:
 
 def _estimate_change(view: SearchView, which: int, to: int) -> float:
     """Estimate the best change of score that moving a knob from the best setting to a level could bring."""
-    found = view.changes.get((which, to))
-    if found is None:
-        problem, here = view.problem, view.best[which]
-        logs = problem.log_levels[which]
-        s, e = _measured_elasticities(view, which, to, logs)
-        if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
-            low, high = view.bounds(which)
-            s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
-        found = view.changes[which, to] = (problem.time_weight * s - e) * (logs[here] - logs[to])
-    return found
+    problem, here = view.problem, view.best[which]
+    logs = problem.log_levels[which]
+    s, e = _measured_elasticities(view, which, to, logs)
+    if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
+        low, high = view.bounds(which)
+        s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
+    return (problem.time_weight * s - e) * (logs[here] - logs[to])
 
 
 def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
