@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 from collections import Counter
@@ -17,6 +18,8 @@ from wattcast.core.strict_files import reference_folder
 ROOT = Path(__file__).resolve().parent.parent
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")  # workers use all cores: threads of theirs wait for one another
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start need not compile the package again
+gc.disable()  # imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
 settings.register_profile("wattcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
 
@@ -30,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "standin" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("slow"):
             item.add_marker("realtime")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what tests make, not in what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 EXPECTED_SKIPS = (  # reasons that may stand in a run that must not hide anything
@@ -82,7 +91,7 @@ class Called:
         self.code, self.out, self.err = code, out, err
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def call():
     """Call the command line in this process: ``call("predict", ...)`` -> code, out, err."""
 

@@ -6,7 +6,8 @@ import pytest
 
 from wattcast.cli.main import COMMANDS, walk_commands
 
-WORDS = sorted(words for words, _ in walk_commands())
+COMMAND_OF = dict(walk_commands())
+WORDS = sorted(COMMAND_OF)
 GROUPS = sorted({words.rpartition(" ")[0] for words in WORDS})
 
 
@@ -33,9 +34,8 @@ def test_help_fits_a_page(call, words: str) -> None:
 
 @pytest.mark.parametrize("words", WORDS)
 def test_help_names_every_option_and_help_all_describes_it(call, words: str) -> None:
-    command = dict(walk_commands())[words]
     short, full = call(*words.split(), "--help").out, call("--traceback", *words.split(), "--help-all").out
-    for option in (o for o in command.params if o.param_type_name == "option" and not o.hidden):
+    for option in (o for o in COMMAND_OF[words].params if o.param_type_name == "option" and not o.hidden):
         assert f"{option.opts[0]} " in short.replace("\n", " ")
         assert f"{option.opts[0]} " in full
     assert "--help-all" not in full

@@ -13,12 +13,17 @@ from wattcast.explore import sweep
 from wattcast.explore import sweep as cluster
 from wattcast.explore.study import Study
 
-distributed = pytest.importorskip("distributed")
 pytest.importorskip("polars")
 pytestmark = pytest.mark.filterwarnings("default")  # of Dask's own making, at shutdown
 
 
-def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def distributed():
+    """Dask, which takes a second to import."""
+    return pytest.importorskip("distributed")
+
+
+def test_a_killed_worker_costs_nothing(distributed, study: Study, tmp_path: Path) -> None:
     local = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
     with local, distributed.Client(local) as client:
         pids = list(client.run(os.getpid).values())
@@ -43,7 +48,7 @@ def test_a_killed_worker_costs_nothing(study: Study, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path) -> None:
+def test_a_cluster_of_its_own_gives_the_same(distributed, call, study: Study, tmp_path: Path) -> None:
     done = sweep.run_sweep(study, tmp_path / "x.parquet", runner=cluster.cluster_runner("local", 1), part_points=300)
     assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()
     argv = ("explore", "designs", "gpt2", "--gpu", "h200", "--vary", "sm_count=64,128", "--cluster", "local")
@@ -52,7 +57,7 @@ def test_a_cluster_of_its_own_gives_the_same(call, study: Study, tmp_path: Path)
     assert len((tmp_path / "y.csv").read_text().splitlines()) == 3
 
 
-def test_bad_addresses_are_explained(study: Study, monkeypatch) -> None:
+def test_bad_addresses_are_explained(distributed, study: Study, monkeypatch) -> None:
     with pytest.raises(WattcastError, match="tcp://host:8786"):
         cluster.cluster_runner("host")
     monkeypatch.setattr(cluster, "CONNECT_S", 0.5)
@@ -60,7 +65,7 @@ def test_bad_addresses_are_explained(study: Study, monkeypatch) -> None:
         sweep.run_sweep(study, runner=cluster.cluster_runner("tcp://127.0.0.1:1"))
 
 
-def test_a_cluster_without_workers_is_told_apart(study: Study, monkeypatch) -> None:
+def test_a_cluster_without_workers_is_told_apart(distributed, study: Study, monkeypatch) -> None:
     monkeypatch.setattr(cluster, "WORKERS_S", 0.5)
     with (
         distributed.LocalCluster(n_workers=0, dashboard_address=None) as empty,

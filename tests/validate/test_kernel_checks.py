@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from wattcast.validate import LedgerRow, build_ledger, format_ledger, ledger_to_markdown
+from wattcast.validate import LedgerRow, build_ledger, format_ledger, ledger_to_markdown, model_checks
 
 KEYS = {"set", "quantity", "n", "mape", "floor", "published", "must", "aim"}
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[LedgerRow]:
-    """With nothing kept from an earlier call, and without reference data, whose sets take minutes."""
+    """Of two measured engines, with nothing kept from an earlier call and no reference data, which takes minutes."""
     nothing = str(tmp_path_factory.mktemp("nothing"))
-    return build_ledger(variables={**os.environ, "WATTCAST_CACHE": nothing, "WATTCAST_REFERENCE": f"{nothing}/none"})
+    two = partial(model_checks.compare_serving, models=("llama-3.1-8b", "gemma-3-12b"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_checks, "compare_serving", two)
+        return build_ledger(
+            variables={**os.environ, "WATTCAST_CACHE": nothing, "WATTCAST_REFERENCE": f"{nothing}/none"}
+        )
 
 
 @pytest.mark.slow

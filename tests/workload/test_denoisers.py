@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from comparing import moved_byte, split
 
-diffusers = pytest.importorskip("diffusers", reason="no diffusers: pip install 'wattcast[dev]'")
 torch = pytest.importorskip("torch", reason="PyTorch and transformers are needed")
 
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
@@ -27,13 +26,15 @@ SMALL = {
 
 
 def make_unet(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
+    from diffusers import UNet2DConditionModel
+
     level = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in dims.depths]
     more = {}
     if dims.added:
         more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 256, "use_linear_projection": True}
         more |= {"projection_class_embeddings_input_dim": dims.added}
     heads = dims.heads or tuple(width // dims.head_dim for width in dims.widths)
-    module = diffusers.UNet2DConditionModel(
+    module = UNet2DConditionModel(
         sample_size=image,
         block_out_channels=dims.widths,
         layers_per_block=dims.blocks,
@@ -51,6 +52,8 @@ def make_unet(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def make_joint(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
+    from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
+
     shared = {
         "num_layers": dims.layers,
         "attention_head_dim": dims.head_dim,
@@ -62,12 +65,12 @@ def make_joint(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
     if not dims.axes:
         norm = "rms_norm" if dims.normed else None
         width = dims.hidden
-        module = diffusers.SD3Transformer2DModel(
+        module = SD3Transformer2DModel(
             sample_size=128, in_channels=dims.channels, caption_projection_dim=width, qk_norm=norm, **shared,
             pos_embed_max_size=192,
         )  # fmt: skip
         return module, {"hidden_states": empty(BATCH, dims.channels, image, image), **given}
-    module = diffusers.FluxTransformer2DModel(
+    module = FluxTransformer2DModel(
         in_channels=4 * dims.channels, num_single_layers=dims.single_layers, guidance_embeds=True, **shared,
         axes_dims_rope=dims.axes,
     )  # fmt: skip
@@ -77,7 +80,9 @@ def make_joint(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def make_video(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
-    module = diffusers.WanTransformer3DModel(
+    from diffusers import WanTransformer3DModel
+
+    module = WanTransformer3DModel(
         num_layers=dims.layers,
         num_attention_heads=dims.heads,
         attention_head_dim=dims.head_dim,
@@ -99,6 +104,7 @@ MAKERS = {"unet": make_unet, "joint": make_joint, "video": make_video}
 
 @pytest.mark.parametrize("name", SMALL)
 def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
+    pytest.importorskip("diffusers", reason="no diffusers: pip install 'wattcast[dev]'")
     model = model_catalogue.load_model(name)
     changes, image = SMALL[name]
     model = replace(model, dims=replace(model.dims, **changes))
