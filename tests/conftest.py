@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,8 @@ for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")  # workers use all cores: threads of theirs wait for one another
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start need not compile the package again
 gc.disable()  # imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the background hands on to its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("wattcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
 
@@ -45,7 +48,6 @@ EXPECTED_SKIPS = (  # reasons that may stand in a run that must not hide anythin
     "no reference data",  # measurements of others, which are not part of the project
     "the EnergAIzer artifact is not here",
     "there is a GPU",
-    "SIGINT is ignored here",  # a shell in the background hands that on to its children
     "takes nothing that could be wrong",
     "no hipcc",  # the compiler for AMD GPUs, with -m slow
     "no Docker",  # containers are built with -m slow, where Docker runs
