@@ -3,7 +3,7 @@
 Run: ``python studies/tune_pairs/judge_tune_pairs.py`` for what was measured on an H200 (``h200/``), or with
 ``--rows tune_pairs.jsonl --profiles tune_pairs_ncu.csv`` of ``measure_tune_pairs.py``. ``--use mending`` shows the
 pairs that `tune` was first changed by, ``held-out`` the 38 that it was judged on then (and later mended by),
-``second held-out`` to ``fifth held-out`` those of later sets.
+``second held-out`` to ``sixth held-out`` those of later sets.
 
 A change is measured by the time of the kernels themselves, as the profiler took it of both versions; where it has
 not counted one of them, by the sustained load if both versions held one clock, else by bursts. Bursts alone, by
@@ -43,7 +43,7 @@ ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data n
 NEAR = 0.20  # points of percent, as a share
 
 
-USES = ("mending", "held-out", "second held-out", "third held-out", "fourth held-out", "fifth held-out")
+USES = ("mending", "held-out", "second held-out", "third held-out", "fourth held-out", "fifth held-out", "sixth held-out")
 
 
 def find_files(use: str) -> tuple[Path, Path]:

@@ -65,7 +65,7 @@ from wattcast.microbench.unit_work import (
 )
 
 EXPONENTS = (2.0, 4.0)  # of an interval
-LIKELY_POWERS = (0.5, 1.5)  # of the predicted ratio of times; with LEAST_SPREAD 91 % of 109 measured pairs lie inside
+LIKELY_POWERS = (0.5, 1.5)  # of the predicted ratio of times; with LEAST_SPREAD 91 % of 127 measured pairs lie inside
 LEAST_SPREAD = 0.05  # of the time, to both sides
 LEAST_WAIT = 0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
@@ -78,6 +78,7 @@ FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the pr
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
 MOST_WARPS, ENOUGH_WARPS = 64.0, 14.0  # of an SM: resident at most, and those that hide arithmetic latency
 IN_FLIGHT_BYTE = 12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
+FUNCTION_LENGTH, SINGLE_SHARE = 40.0, 0.25  # fp64 instructions of a function at most, and those left of it in fp32
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
 
@@ -252,10 +253,11 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
     single_j, double_j = single.operation_above_idle_j, double.operation_above_idle_j
     if not (single.operation_s and double.operation_s and single_j and double_j):
         return None
-    moved = p.work["fp64"].scaled(single.operation_s / double.operation_s, single_j / double_j)
-    factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
     converted = _converted_on_special(p)
-    gone = _count_constants(p.metrics)
+    kept = SINGLE_SHARE if _calls_functions(p) else 1.0
+    moved = p.work["fp64"].scaled(kept * single.operation_s / double.operation_s, kept * single_j / double_j)
+    factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
+    gone = _count_constants(p.metrics) + (1.0 - kept) * p.metrics[FP64]
     if converted > 0.0:
         factor["special"] = (1.0 - converted / p.metrics[XU],) * 2
         if (mean_access_byte(p.metrics) or 4.0) >= 4.0:
@@ -287,6 +289,16 @@ def _count_constants(metrics: Mapping[str, float]) -> float:
 def _converted_on_special(p: KernelProfile) -> float:
     """Return the conversions, in instructions of warps, that the special unit executed."""
     return min(p.metrics.get(CONVERSIONS, 0.0) / 32.0, p.metrics.get(XU, 0.0))
+
+
+def _calls_functions(p: KernelProfile) -> bool:
+    """Return whether the kernel is full of functions in double precision.
+
+    They are software that begins with an approximation of the special unit. In single precision they take a quarter of
+    the instructions; and each call loads its own constants.
+    """
+    calls = p.metrics.get(XU, 0.0) - _converted_on_special(p)
+    return 0.0 < p.metrics.get(FP64, 0.0) < FUNCTION_LENGTH * calls
 
 
 def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -334,14 +346,14 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     if each is not None and own > 0.0:
         # as many threads walk along their stretches, and wider accesses come back to a sector less often
         fewer = mean / 16.0 * max(each, 16.0) / each
-        again = p.metrics.get(FROM_L2, 0.0) > 1.5 * p.metrics.get(READ, 0.0)  # the L1 loses sectors between accesses
-        factor |= {"l1": (1.0 - (1.0 - fewer) * own / passes,) * 2} | ({"l2": (fewer,) * 2} if again else {})
+        factor["l1"] = (1.0 - (1.0 - fewer) * own / passes,) * 2
     else:
         factor["launch"] = (mean / 16.0,) * 2
         if mean < 4.0 and own > 0.0:
             factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / passes,) * 2
     if INSTRUCTIONS in p.metrics:
-        shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) + _count_constants(p.metrics)
+        shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values())
+        shared += 0.0 if _calls_functions(p) else _count_constants(p.metrics)
         fewer = shared * (1.0 - mean / 16.0)  # a thread with more elements needs its constants once
         factor["issue"] = (1.0 - min(fewer / p.metrics[INSTRUCTIONS], 1.0), 1.0)
     q = queued_share(p)  # fewer accesses are waited for
@@ -364,8 +376,8 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
         wait = 1.0 - _far_share(m) * again * (1.0 - NEAR_LATENCY)
     scattered = m[SECTORS] > 1.5 * m[REQUESTS] * (mean_access_byte(m) or 4.0)  # a tile also brings these together
     if hit >= 0.5 and m[WAVEFRONTS] > 0.0 and (scattered or not factor):
-        passes = count_passes(m)  # where their lookup sets the time, words are read in no order, in a tile too
-        least = m[WAVEFRONTS] - m[PASSES] if passes > m[WAVEFRONTS] else _least_passes(m)
+        passes = count_passes(m)  # a table is read in no order in a tile too, without the lookup
+        least = m[WAVEFRONTS] - m[PASSES] if reads_table(m) else _least_passes(m)
         factor["l1"] = (1.0 - max(passes - m[PASSES] - least, 0.0) / passes,) * 2
     if not factor:
         return None
