@@ -1785,3 +1785,205 @@ KERNEL(expand__access_size)
   ((float4 *)out)[INDEX] = make_float4((x & 255u) * 0.0039215686f, (x >> 8 & 255u) * 0.0039215686f,
                                        (x >> 16 & 255u) * 0.0039215686f, (x >> 24) * 0.0039215686f);
 }
+
+// The sixth set, written after `tune` had been mended by the fifth.
+
+// cosine: a series of ten terms in double precision where single would do; one element a thread, or four.
+template <typename T> __device__ __forceinline__ float cosine(T x)
+{
+  T sum = 1;
+  const T square = x * x;
+#pragma unroll
+  for (int k = 20; k > 0; k -= 2) sum = (T)1 - sum * square * (T)(1.0 / (k * (k - 1)));
+  return (float)sum;
+}
+template <typename T> __device__ __forceinline__ void cosine_four(ARGUMENTS)
+{
+  const float4 x = ((const float4 *)a)[INDEX];
+  ((float4 *)out)[INDEX] = make_float4(cosine((T)x.x), cosine((T)x.y), cosine((T)x.z), cosine((T)x.w));
+}
+KERNEL(cosine__before) { out[INDEX] = cosine((double)a[INDEX]); }
+KERNEL(cosine__fp64) { out[INDEX] = cosine(a[INDEX]); }
+KERNEL(cosine__access_size) { cosine_four<double>(a, b, out, room, n); }
+KERNEL(cosine__both) { cosine_four<float>(a, b, out, room, n); }
+
+// volume: samples of two bytes made louder, one by one or eight at a time.
+__device__ __forceinline__ word louder(word x) { return x * 3u >> 1 & 0xffffu; }
+__device__ __forceinline__ word louder_two(word x) { return louder(x & 0xffffu) | louder(x >> 16) << 16; }
+KERNEL(volume__before)
+{
+  ((unsigned short *)out)[INDEX] = (unsigned short)louder(((const unsigned short *)a)[INDEX]);
+}
+KERNEL(volume__access_size)
+{
+  const uint4 x = ((const uint4 *)a)[INDEX];
+  ((uint4 *)out)[INDEX] = make_uint4(louder_two(x.x), louder_two(x.y), louder_two(x.z), louder_two(x.w));
+}
+
+// contrast: centre, stretch and clamp in three passes, or in one.
+KERNEL(contrast__before_1) { room[INDEX] = a[INDEX] - 0.5f; }
+KERNEL(contrast__before_2) { room[n + INDEX] = room[INDEX] * 1.75f; }
+KERNEL(contrast__before_3) { out[INDEX] = fminf(fmaxf(room[n + INDEX] + 0.5f, 0.0f), 1.0f); }
+KERNEL(contrast__fusion) { out[INDEX] = fminf(fmaxf((a[INDEX] - 0.5f) * 1.75f + 0.5f, 0.0f), 1.0f); }
+
+// share: rows of 1024 divided by their sums, in two passes or in one. A warp takes a row.
+KERNEL(share__before_1)
+{
+  float x[32], sum = 0.0f;
+  load_row(a, x);
+#pragma unroll
+  for (int k = 0; k < 32; ++k) sum += x[k];
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) room[INDEX / 32] = 1.0f / sum;
+}
+__device__ __forceinline__ void store_row(float *out, const float *x, float scale)
+{
+  float *row = out + (size_t)(INDEX / 32) * 1024 + threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < 32; ++k) row[32 * k] = x[k] * scale;
+}
+KERNEL(share__before_2)
+{
+  float x[32];
+  load_row(a, x);
+  store_row(out, x, room[INDEX / 32]);
+}
+KERNEL(share__fusion)
+{
+  float x[32], sum = 0.0f;
+  load_row(a, x);
+#pragma unroll
+  for (int k = 0; k < 32; ++k) sum += x[k];
+  store_row(out, x, 1.0f / warp_sum(sum));
+}
+
+// strips: each thread goes eight times over 16 words of its own in shared memory, one after the other or padded.
+template <int PITCH> __device__ __forceinline__ void strips(ARGUMENTS)
+{
+  __shared__ float held[256 * PITCH];
+  const float *from = a + (size_t)blockIdx.x * 4096;
+#pragma unroll
+  for (int k = 0; k < 16; ++k) {
+    const int i = k * 256 + threadIdx.x;
+    held[i / 16 * PITCH + i % 16] = from[i];
+  }
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int turn = 0; turn < 8; ++turn)
+#pragma unroll
+    for (int k = 0; k < 16; ++k) sum = sum * 0.5f + held[(threadIdx.x ^ turn) * PITCH + k];
+  out[INDEX] = sum;
+}
+KERNEL(strips__before) { strips<16>(a, b, out, room, n); }
+KERNEL(strips__bank_conflicts) { strips<17>(a, b, out, room, n); }
+
+// quarters: four kinds of work of like length; neighbours differ, or a warp takes elements of one kind.
+__device__ __forceinline__ void quarters(const float *a, float *out, word i)
+{
+  float x = a[i], y = 0.25f;
+  switch (i & 3) {
+  case 0:
+#pragma unroll 8
+    for (int k = 0; k < 64; ++k) y = y * x + 0.5f;
+    break;
+  case 1:
+#pragma unroll 8
+    for (int k = 0; k < 64; ++k) y = fmaxf(y * 0.75f, x - y);
+    break;
+  case 2:
+#pragma unroll 8
+    for (int k = 0; k < 64; ++k) y = x - y * y;
+    break;
+  default:
+#pragma unroll 8
+    for (int k = 0; k < 64; ++k) y = fminf(y + 0.125f, x * y + 0.25f);
+  }
+  out[i] = y;
+}
+KERNEL(quarters__before) { quarters(a, out, INDEX); }
+KERNEL(quarters__divergence)
+{
+  quarters(a, out, (INDEX & ~255u) + ((threadIdx.x & 63) << 2) + (threadIdx.x >> 6));
+}
+
+// damped: an oscillation of 20 steps for every element; the launch asks for much shared memory, or for little.
+KERNEL(damped)
+{
+  extern __shared__ float unused[];
+#pragma unroll 1
+  for (int turn = 0; turn < 8; ++turn) {
+    const int i = (blockIdx.x * 8 + turn) * blockDim.x + threadIdx.x;
+    float x = a[i], v = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 20; ++k) { v = 0.95f * v - 0.1f * x; x = x + 0.1f * v; }
+    out[i] = x;
+  }
+}
+
+// orbits: 32 steps of a map of two numbers, few threads with one element at a time, or four, or more threads.
+template <int PARTS> __device__ __forceinline__ void orbits(ARGUMENTS)
+{
+  const int step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (int i = INDEX; i < n; i += PARTS * step) {
+    float x[PARTS], y[PARTS];
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) { x[j] = a[i + j * step]; y[j] = 0.5f; }
+#pragma unroll 4
+    for (int k = 0; k < 32; ++k)
+#pragma unroll
+      for (int j = 0; j < PARTS; ++j) { y[j] = 0.9f * y[j] + 0.1f * x[j]; x[j] = 0.9f * x[j] - 0.1f * y[j] + 0.05f; }
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) out[i + j * step] = x[j] + y[j];
+  }
+}
+KERNEL(orbits__before) { orbits<1>(a, b, out, room, n); }
+KERNEL(orbits__parallelism) { orbits<4>(a, b, out, room, n); }
+
+// ages: counts of 512 classes, added in memory for every number, or in the block's own first.
+KERNEL(ages__before)
+{
+  const float *from = a + (size_t)blockIdx.x * 32768;
+  for (int k = threadIdx.x; k < 32768; k += 256) atomicAdd((word *)out + (word)(from[k] * 512.0f), 1u);
+}
+KERNEL(ages__atomics)
+{
+  __shared__ word counts[512];
+  for (int i = threadIdx.x; i < 512; i += 256) counts[i] = 0u;
+  __syncthreads();
+  const float *from = a + (size_t)blockIdx.x * 32768;
+  for (int k = threadIdx.x; k < 32768; k += 256) atomicAdd(counts + (word)(from[k] * 512.0f), 1u);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 512; i += 256) atomicAdd((word *)out + i, counts[i]);
+}
+
+// sharpen: a cross of 13 points of an image through a volatile pointer, which no L1 keeps, or through a plain one.
+template <typename POINTER> __device__ __forceinline__ float sharpen(POINTER from, int n)
+{
+  float sum = 2.0f * from[INDEX];
+#pragma unroll
+  for (int far = 1; far <= 3; ++far)
+    sum -= (from[(INDEX + far) & (n - 1)] + from[(INDEX - far) & (n - 1)] + from[(INDEX + far * SIDE) & (n - 1)]
+            + from[(INDEX - far * SIDE) & (n - 1)]) * (0.125f / far);
+  return sum;
+}
+KERNEL(sharpen__before) { out[INDEX] = sharpen((const volatile float *)a, n); }
+KERNEL(sharpen__caching) { out[INDEX] = sharpen(a, n); }
+
+// weighed: rows of 64 with weights that rise; a thread walks along its row, or a warp takes it together.
+KERNEL(weighed__before)
+{
+  const float *row = a + (size_t)INDEX * 64;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int k = 0; k < 64; ++k) sum += row[k] * (0.5f + 0.01f * k);
+  out[INDEX] = sum;
+}
+KERNEL(weighed__coalescing)
+{
+  const int lane = threadIdx.x % 32;
+  const float *row = a + (size_t)(INDEX / 32) * 64;
+  const float sum = warp_sum(row[lane] * (0.5f + 0.01f * lane) + row[lane + 32] * (0.82f + 0.01f * lane));
+  if (lane == 0) out[INDEX / 32] = sum;
+}
