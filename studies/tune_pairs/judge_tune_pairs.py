@@ -43,7 +43,8 @@ ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data n
 NEAR = 0.20  # points of percent, as a share
 
 
-USES = ("mending", "held-out", "second held-out", "third held-out", "fourth held-out", "fifth held-out", "sixth held-out")
+LATER = ("second", "third", "fourth", "fifth", "sixth")
+USES = ("mending", "held-out", *(f"{which} held-out" for which in LATER))
 
 
 def find_files(use: str) -> tuple[Path, Path]:

@@ -245,7 +245,7 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
 
 
 def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Instructions become fp32 ones, conversions and 8-byte constants go, and accesses of 8 bytes have 4."""
+    """Instructions become fp32 ones, fewer in functions; conversions and constants go, 8-byte accesses halve."""
     by_name = keep_first_rounds(results)
     single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
     if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
@@ -292,11 +292,7 @@ def _converted_on_special(p: KernelProfile) -> float:
 
 
 def _calls_functions(p: KernelProfile) -> bool:
-    """Return whether the kernel is full of functions in double precision.
-
-    They are software that begins with an approximation of the special unit. In single precision they take a quarter of
-    the instructions; and each call loads its own constants.
-    """
+    """Return whether fp64 instructions are functions in software, which begin with one of the special unit."""
     calls = p.metrics.get(XU, 0.0) - _converted_on_special(p)
     return 0.0 < p.metrics.get(FP64, 0.0) < FUNCTION_LENGTH * calls
 
@@ -352,8 +348,8 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         if mean < 4.0 and own > 0.0:
             factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / passes,) * 2
     if INSTRUCTIONS in p.metrics:
-        shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values())
-        shared += 0.0 if _calls_functions(p) else _count_constants(p.metrics)
+        constants = 0.0 if _calls_functions(p) else _count_constants(p.metrics)  # each call loads its own
+        shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) + constants
         fewer = shared * (1.0 - mean / 16.0)  # a thread with more elements needs its constants once
         factor["issue"] = (1.0 - min(fewer / p.metrics[INSTRUCTIONS], 1.0), 1.0)
     q = queued_share(p)  # fewer accesses are waited for

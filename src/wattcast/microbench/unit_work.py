@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -32,9 +31,9 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.core.errors import BadInput, MissingTool
+from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import Journal, Plain, read_lines
-from wattcast.measure.campaigns.nsight_counters import keep_known_metrics, query_metrics
+from wattcast.measure.campaigns.nsight_counters import find_ncu, keep_known_metrics, make_ncu_command, query_metrics
 from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say
 from wattcast.microbench.benchmark_kernels import DeviceBuffers, calibrate_iterations, prepare_benchmark
@@ -313,9 +312,7 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
 
     What ``before`` has counters of, as the kernels are today, comes last.
     """
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise MissingTool("Nsight Compute (ncu) is not on the PATH; counters need it.")
+    ncu = find_ncu()
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     metrics = keep_known_metrics(read_unit_metrics(), query_metrics(ncu))
@@ -326,9 +323,8 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
         compiled.finish(budget_s / 2)
     raw = out / "microbench_counters.csv"
     left_s = budget_s - (time.monotonic() - began_s) - WRITE_S
-    command = [ncu, "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
-    command += ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(raw)]
-    command += ["--metrics", ",".join(metrics), sys.executable, "-m", "wattcast.measure", "microbench", "--target"]
+    command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off"]
+    command += [sys.executable, "-m", "wattcast.measure", "microbench", "--target"]
     command += ["--out", str(out), "--budget", f"{left_s:.1f}s", *(["--only", ",".join(only)] if only else [])]
     command += ["--from", str(before)] if before is not None else []
     try:
@@ -349,7 +345,7 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
 def read_counted_ids(out: Path) -> set[str]:
     """Return the kernels whose counters are on file for their present version."""
     path, now = out / "microbench_counters.jsonl", {b.name: b.version for b in list_benchmarks()}
-    rows = read_lines(path) if path.exists() else iter(())
+    rows = read_lines(path) if path.exists() else ()
     return {str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)}
 
 
