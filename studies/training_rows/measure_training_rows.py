@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("training-rows"), help="folder for the rows")
     parser.add_argument("--seconds", type=float, default=235.0, help="budget of time")
-    parser.add_argument("--set", default="", help="rows of this set (first or second), else of all")
+    parser.add_argument("--set", default="", help="rows of this set (first, second or third), else of all")
     parser.add_argument("--only", default="", help="rows whose name has this text")
     parser.add_argument("--skip", default="", help="names of rows to leave out, separated by commas")
     parser.add_argument("--retry", action="store_true", help="measure rows again that failed in an earlier call")
