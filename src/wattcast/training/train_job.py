@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -47,18 +46,58 @@ from wattcast.training.training_strategy import (
     Optimizer,
     Recompute,
     Sharding,
+    StrategyOptions,
     TrainingRecipe,
     TrainingStrategy,
+    read_choice,
 )
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import AttentionMode, SoftwareStack
 from wattcast.workload.readers.load_workload import find_model
 
 STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a million, usual for models of a few billion
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the power limit, on the curve of time against energy
 MINIMISE = ("time", "energy", "cost")
-_Word = TypeVar("_Word", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class JobSetting:
+    """What a job trains and how, on which GPU and at which clock or power limit."""
+
+    model: ModelSpec
+    gpu: Gpu
+    at: OperatingPoint
+    bundle: Bundle
+    recipe: TrainingRecipe
+    length: int  # tokens of a sequence
+    links: ClusterLinks
+
+    @property
+    def usable_byte(self) -> float:
+        """Memory of a GPU that a job can use."""
+        return float(np.mean(self.gpu.memory.capacity_byte)) * USABLE_SHARE
+
+    @property
+    def limit_w(self) -> float:
+        """The power limit, the default one where none is given."""
+        return float(np.mean(self.gpu.power.limit_w if self.at.power_limit_w is None else self.at.power_limit_w))
+
+    @property
+    def clocks_hz(self) -> Array:
+        """The clocks at which steps are costed."""
+        return np.ravel(np.asarray(sweep_clocks(self.gpu, self.at).clock_hz))
+
+    @property
+    def waiting_w(self) -> Array:
+        """Power of a GPU that waits for others or for an exchange, at every clock."""
+        return np.asarray(idle_power_w(self.bundle, self.clocks_hz))
+
+    def trace(self, strategy: TrainingStrategy) -> MicrobatchWork:
+        """Trace a micro-batch of a strategy."""
+        s = strategy
+        return trace_microbatch(
+            self.model, self.recipe, s.micro_batch, self.length, s.tp, s.cp, s.ep, s.sequence_parallel
+        )
 
 
 @dataclass(frozen=True)
@@ -226,23 +265,29 @@ def train(
     failures·gpus·minutes of all time is lost;
     ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
     """
+    given = {"gpus": gpus, "seq": seq, "global_batch": global_batch, "micro_batch": micro_batch, "tp": tp, "pp": pp}
+    for name, count in (given | {"cp": cp, "ep": ep, "interleave": interleave}).items():
+        if count is not None and (not isinstance(count, int | np.integer) or count < 1):
+            raise bad_value(name, "a whole number of at least 1", count)
+    if offload and recompute not in (None, Recompute.OFFLOAD):
+        raise bad_value("recompute", "offload, or nothing, with --offload", recompute, "Leave one of the two away.")
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
     chip, money = find_gpu(gpu), parse_prices(**prices)
     fitted = find_bundle(bundle, chip)
     wanted = parse_count(tokens, "tokens")
     recipe = TrainingRecipe(
         precision=dtype,
-        optimizer=_word(Optimizer, "optimizer", optimizer),
+        optimizer=read_choice(Optimizer, "optimizer", optimizer),
         master_weights=master_weights,
         gradient_byte=gradient_byte,
-        stack=_word(SoftwareStack, "stack", stack),
-        attention=_word(AttentionMode, "attention", attention),
+        stack=read_choice(SoftwareStack, "stack", stack),
+        attention=read_choice(AttentionMode, "attention", attention),
         fused_loss=fused_loss,
         graphs=graphs,
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         expert_copies=expert_copies,
-        expert_kernels=_word(ExpertKernels, "expert_kernels", expert_kernels),
+        expert_kernels=read_choice(ExpertKernels, "expert_kernels", expert_kernels),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,
@@ -251,7 +296,10 @@ def train(
         fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=0.0))
     if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in (chip.pipes.tensor_flop_per_cycle or {}):
         raise bad_value("dtype", f"a format the {chip.name} multiplies, such as fp8 or bf16", f"{dtype} (fp4)")
-    length = _sequence_length(spec, seq)
+    if spec.kind is ModelKind.VISION:
+        do = "Use predict --phase train for pictures."
+        raise bad_value("model", "a language model or an encoder", spec.name, do)
+    length = seq or min(4096, getattr(spec.dims, "max_positions", 0) or 4096)
     padding = units.parse_amount(padding, "", "padding", most=0.99)
     pause_share = units.parse_amount(pause_share, "", "pause_share")
     host_share = units.parse_amount(host_share, "", "host_share")
@@ -275,15 +323,22 @@ def train(
     if not force:
         check_power_limit(chip, at)
     links = ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
-    batch = global_batch or max(STEP_TOKENS // length, 1)
-    again = [_word(Recompute, "recompute", recompute)] if recompute else list(Recompute)[: None if offload else -1]
-    given = TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel)
-    list_shapes = partial(
-        _list_strategies, spec, node_gpus, batch, global_batch is None, micro_batch, tp, pp, given, sharding, again
+    job = JobSetting(spec, chip, at, fitted, recipe, length, links)
+    open_ways = list(Recompute) if offload else list(Recompute)[:-1]
+    options = StrategyOptions(
+        batch=global_batch or max(STEP_TOKENS // length, 1),
+        free_batch=global_batch is None,
+        micro_batch=micro_batch,
+        tp=tp,
+        pp=pp,
+        sharding=read_choice(Sharding, "sharding", sharding) if sharding else None,
+        recompute=[read_choice(Recompute, "recompute", recompute)] if recompute else open_ways,
+        given=TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel),
     )
-    candidates = _evaluate(spec, chip, at, fitted, recipe, length, links, list_shapes(gpus), force)
+    list_ways = partial(options.list_strategies, spec.dims, node_gpus=node_gpus)
+    candidates = _evaluate_strategies(job, list_ways(gpus), force)
     if not any(c.step for c in candidates):
-        raise _does_not_fit(spec, chip, gpus, candidates, recipe, length, list_shapes)
+        raise _explain_misfit(job, gpus, candidates, list_ways)
 
     def score(candidate: Candidate) -> float:
         if candidate.step is None:
@@ -314,7 +369,7 @@ def train(
         recipe=recipe,
         strategy=strategy,
         memory=best.memory,
-        capacity_byte=float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE,
+        capacity_byte=job.usable_byte,
         step=best.step,
         relative_interval=_relative_interval(cost, best.step, gpus, node_gpus),
         flop_per_token=cost.work.flop_per_token,
@@ -324,11 +379,11 @@ def train(
         failure_share=failure_share,
         host_share=host_share,
         prices=money,
-        curve=_trade_curve(chip, at, fitted.governor_share, swept, gpus, steps),
-        slack_kwh=_slack_kwh(stages, held, _waiting_w(chip, at, fitted), strategy, steps),
+        curve=_trade_curve(job, swept, gpus, steps),
+        slack_kwh=_slack_kwh(stages, held, job.waiting_w, strategy, steps),
         candidates=tuple(candidates),
         reason=_say_why(candidates, minimise, score),
-        assumptions=_assumptions(recipe, strategy, gpus, box, wire, global_batch, host_share, cost),
+        assumptions=_list_assumptions(job, best, gpus, global_batch is None, host_share),
     )
 
 
@@ -352,120 +407,36 @@ def parse_count(value: str | float, where: str) -> float:
     return number
 
 
-def _word(kind: type[_Word], name: str, value: str) -> _Word:
-    try:
-        return kind(value)
-    except ValueError:
-        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
-
-
-def _sequence_length(spec: ModelSpec, seq: int | None) -> int:
-    if spec.kind is ModelKind.VISION:
-        raise bad_value(
-            "model", "a language model or an encoder", spec.name, "Use predict --phase train for pictures."
-        )
-    most = getattr(spec.dims, "max_positions", 0) or 4096
-    length = seq or min(4096, most)
-    if length < 1:
-        raise bad_value("seq", "at least 1", length)
-    return length
-
-
-def _list_strategies(
-    spec: ModelSpec,
-    node_gpus: int,
-    batch: int,
-    free_batch: bool,
-    micro_batch: int | None,
-    tp: int | None,
-    pp: int | None,
-    given: TrainingStrategy,
-    sharding: str | None,
-    recompute: Sequence[Recompute],
-    gpus: int,
-) -> list[TrainingStrategy]:
-    """List every way to share the job that the options leave open; ``given`` holds what is never chosen."""
-    dims: Any = spec.dims
-    heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
-    kv_heads = getattr(dims, "kv_heads", heads)
-    tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
-    pps = [pp] if pp else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
-    if (pp or 1) > layers:
-        raise bad_value("pp", f"at most the model's {layers} layers", pp)
-    if given.interleave > 1 and (pp or 1) == 1:
-        raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
-    found = []
-    for t in tps:
-        if heads % t or (kv_heads % t and t % kv_heads):
-            raise bad_value("tp", f"a divisor of heads={heads}", t)
-        for p in pps:
-            if gpus % (t * p * given.cp):
-                continue
-            dp = gpus // (t * p * given.cp)
-            whole = max(-(-batch // dp), 1) * dp if free_batch else batch
-            useful = [Sharding.ZERO1] if p > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
-            useful = useful if dp * given.cp > 1 else [Sharding.NONE]
-            shards = [_word(Sharding, "sharding", sharding)] if sharding else useful
-            for zero in shards:
-                for again in recompute:
-                    for size in [micro_batch] if micro_batch else MICRO_BATCHES:
-                        start = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
-                        shaped = start.with_batch(size, whole)
-                        if shaped is not None:
-                            found.append(shaped)
-    if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
-        raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
-    if not found:
-        raise bad_value(
-            "global_batch", f"sequences that {gpus} GPUs can share evenly with these options", batch,
-            "Change --global-batch, --micro-batch, --tp or --pp.",
-        )  # fmt: skip
-    return found
-
-
-def _evaluate(
-    spec: ModelSpec,
-    chip: Gpu,
-    at: OperatingPoint,
-    bundle: Bundle,
-    recipe: TrainingRecipe,
-    length: int,
-    links: ClusterLinks,
-    strategies: Sequence[TrainingStrategy],
-    force: bool,
-) -> list[Candidate]:
+def _evaluate_strategies(job: JobSetting, strategies: Sequence[TrainingStrategy], force: bool) -> list[Candidate]:
     """Check the memory of every strategy and time those that fit and are not plainly worse than another."""
-    capacity = float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE
-    works: dict[tuple[int, int, int, int], MicrobatchWork] = {}
-    checked: list[tuple[TrainingStrategy, MicrobatchWork, TrainingMemory]] = []
-    for strategy in strategies:
-        key = (strategy.micro_batch, strategy.tp, strategy.cp, strategy.ep)
-        if key not in works:
-            works[key] = trace_microbatch(spec, recipe, key[0], length, *key[1:], strategy.sequence_parallel)
-        checked.append((strategy, works[key], measure_memory(works[key], recipe, strategy)))
-    timed = _worth_timing(checked, capacity)
+    works = [job.trace(strategy) for strategy in strategies]
+    memories = [measure_memory(work, job.recipe, strategy) for work, strategy in zip(works, strategies, strict=True)]
+    timed = _choose_timed(strategies, memories, job.usable_byte)
     if force and not timed:
-        timed = {min(checked, key=lambda item: item[2].total_byte)[0]}
-    needed = list(dict.fromkeys(id(work) for strategy, work, _ in checked if strategy in timed))
-    by_id = {id(work): work for work in works.values()}
-    costs = dict(zip(needed, cost_microbatches([by_id[i] for i in needed], recipe, chip, at, bundle), strict=True))
-    graphs = [optimiser_graph(work, recipe, strategy) for strategy, work, _ in checked if strategy in timed]
-    optimisers = iter(predict_graphs(graphs, chip, sweep_clocks(chip, at), bundle))
-    waiting_w, limit_w = _waiting_w(chip, at, bundle), _limit_w(chip, at) * bundle.governor_share
-    found = []
-    for strategy, work, memory in checked:
+        leanest = min(range(len(strategies)), key=lambda i: memories[i].total_byte)
+        timed = {strategies[leanest]}
+    here = [(work, strategy) for work, strategy in zip(works, strategies, strict=True) if strategy in timed]
+    needed = {id(work): work for work, _ in here}
+    found = cost_microbatches(list(needed.values()), job.recipe, job.gpu, job.at, job.bundle)
+    costs = dict(zip(needed, found, strict=True))
+    graphs = [optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
+    optimisers = iter(predict_graphs(graphs, job.gpu, sweep_clocks(job.gpu, job.at), job.bundle))
+    candidates = []
+    for strategy, work, memory in zip(strategies, works, memories, strict=True):
         step = swept = None
         if strategy in timed:
             swept = time_step(
-                costs[id(work)], recipe, strategy, links, next(optimisers), waiting_w, bundle.cards.latency
-            )
-            step = swept.hold_power(limit_w)
-        found.append(Candidate(strategy, memory, memory.total_byte <= capacity, step, swept, costs.get(id(work))))
-    return found
+                costs[id(work)], job.recipe, strategy, job.links, next(optimisers), job.waiting_w,
+                job.bundle.cards.latency,
+            )  # fmt: skip
+            step = swept.hold_power(job.limit_w * job.bundle.governor_share)
+        fits = memory.total_byte <= job.usable_byte
+        candidates.append(Candidate(strategy, memory, fits, step, swept, costs.get(id(work))))
+    return candidates
 
 
-def _worth_timing(
-    checked: Sequence[tuple[TrainingStrategy, MicrobatchWork, TrainingMemory]], capacity: float
+def _choose_timed(
+    strategies: Sequence[TrainingStrategy], memories: Sequence[TrainingMemory], usable_byte: float
 ) -> set[TrainingStrategy]:
     """Return the strategies that fit and may be best: the largest micro-batches, and the least recomputation.
 
@@ -473,8 +444,8 @@ def _worth_timing(
     timed only where less of it leaves room for a single sequence.
     """
     groups: dict[TrainingStrategy, dict[Recompute, list[TrainingStrategy]]] = {}
-    for strategy, _, memory in checked:
-        if memory.total_byte <= capacity:
+    for strategy, memory in zip(strategies, memories, strict=True):
+        if memory.total_byte <= usable_byte:
             alike = replace(strategy, micro_batch=1, accumulation=1, recompute=Recompute.NONE)
             groups.setdefault(alike, {}).setdefault(strategy.recompute, []).append(strategy)
     kept: set[TrainingStrategy] = set()
@@ -488,15 +459,6 @@ def _worth_timing(
     return kept
 
 
-def _waiting_w(chip: Gpu, at: OperatingPoint, bundle: Bundle) -> Array:
-    """Return the power of a GPU that waits for others or for an exchange, at every clock."""
-    return np.asarray(idle_power_w(bundle, np.ravel(np.asarray(sweep_clocks(chip, at).clock_hz))))
-
-
-def _limit_w(chip: Gpu, at: OperatingPoint) -> float:
-    return float(np.mean(chip.power.limit_w if at.power_limit_w is None else at.power_limit_w))
-
-
 def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]) -> str:
     """Return among how many ways a strategy is the best, and how much more the next one takes."""
     if len(candidates) < 2 or candidates[1].step is None:
@@ -506,14 +468,15 @@ def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Ca
 
 
 def _trade_curve(
-    chip: Gpu, at: OperatingPoint, share: float, swept: StepTime, gpus: int, steps: float
+    job: JobSetting, swept: StepTime, gpus: int, steps: float
 ) -> tuple[tuple[float, float, float, float], ...]:
     """Return clock, hours and kWh of the GPUs at several power limits, the given or default one first."""
-    limit_w = _limit_w(chip, at)
-    least_w = min(0.0 if chip.power.min_limit_w is None else float(np.mean(chip.power.min_limit_w)), limit_w)
+    limit_w, lowest = job.limit_w, job.gpu.power.min_limit_w
+    least_w = min(0.0 if lowest is None else float(np.mean(lowest)), limit_w)
     limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
-    step, clocks_hz = swept.hold_power(limits * share), np.ravel(np.asarray(sweep_clocks(chip, at).clock_hz))
-    clock_hz = np.interp(limits * share, np.maximum.accumulate(swept.power_w), clocks_hz)
+    held_w = limits * job.bundle.governor_share
+    step = swept.hold_power(held_w)
+    clock_hz = np.interp(held_w, np.maximum.accumulate(swept.power_w), job.clocks_hz)
     columns = (limits, clock_hz, step.latency_s * steps / 3600.0, step.energy_j * steps * gpus / 3.6e6)
     return tuple((float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True))
 
@@ -551,30 +514,23 @@ def _peak_flop_per_s(chip: Gpu, recipe: TrainingRecipe) -> float:
     return float(np.mean(rate)) * float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
 
 
-def _does_not_fit(
-    spec: ModelSpec,
-    chip: Gpu,
-    gpus: int,
-    candidates: Sequence[Candidate],
-    recipe: TrainingRecipe,
-    length: int,
-    list_shapes: Callable[[int], list[TrainingStrategy]],
+def _explain_misfit(
+    job: JobSetting, gpus: int, candidates: Sequence[Candidate], list_ways: Callable[[int], list[TrainingStrategy]]
 ) -> BadInput:
     """Return an error with the memory by purpose of the leanest way, and with changes that make it fit."""
-    leanest = min(candidates, key=lambda c: c.memory.total_byte)
-    have = float(np.mean(chip.memory.capacity_byte)) * USABLE_SHARE
+    leanest, recipe, length = min(candidates, key=lambda c: c.memory.total_byte), job.recipe, job.length
 
     def fits(recipe: TrainingRecipe = recipe, length: int = length, gpus: int = gpus) -> bool:
         try:
-            shapes = list_shapes(gpus)
+            ways = list_ways(gpus)
         except BadInput:  # a batch or a layout that so many GPUs cannot share
             return False
-        smallest = min(shape.micro_batch for shape in shapes)
-        for s in (shape for shape in shapes if shape.micro_batch == smallest):
-            work = trace_microbatch(spec, recipe, smallest, length, s.tp, s.cp, s.ep, s.sequence_parallel)
-            if measure_memory(work, recipe, s).total_byte <= have:
-                return True
-        return False
+        changed, smallest = replace(job, recipe=recipe, length=length), min(way.micro_batch for way in ways)
+        return any(
+            measure_memory(changed.trace(way), recipe, way).total_byte <= job.usable_byte
+            for way in ways
+            if way.micro_batch == smallest
+        )
 
     counts = (n for n in (gpus * 2**i for i in range(1, 8)) if fits(gpus=n))
     lengths = (n for n in (length // 2**i for i in range(1, 24)) if n >= 512 and fits(length=n))
@@ -588,31 +544,27 @@ def _does_not_fit(
         for item in fields(leanest.memory)
     )
     return bad_value(
-        f"{spec.name} on {gpus} x {chip.name}",
-        f"at most the {units.show(have, 'byte', 3)} usable of a GPU",
+        f"{job.model.name} on {gpus} x {job.gpu.name}",
+        f"at most the {units.show(job.usable_byte, 'byte', 3)} usable of a GPU",
         units.show(leanest.memory.total_byte, "byte", 3),
         f"It fits {', or '.join(tried) or 'neither on more GPUs nor with a shorter --seq or --lora'}. "
         f"The leanest way is {leanest.strategy}: {purposes}.",
     )
 
 
-def _assumptions(
-    recipe: TrainingRecipe,
-    strategy: TrainingStrategy,
-    gpus: int,
-    node: Node,
-    network_byte_per_s: float | None,
-    global_batch: int | None,
-    host_share: float,
-    cost: MicrobatchCost,
+def _list_assumptions(
+    job: JobSetting, best: Candidate, gpus: int, free_batch: bool, host_share: float
 ) -> tuple[str, ...]:
+    recipe, node, batch = job.recipe, job.links.gpu.node, best.strategy.global_batch
     masters = ", fp32 masters" if recipe.master_weights else ""
     notes = [f"{recipe.precision}{masters}, {recipe.optimizer}, {recipe.stack} kernels"]
-    if global_batch is None:
-        notes.append(f"batch: {strategy.global_batch} sequences a step, about {STEP_TOKENS} tokens (default)")
-    if gpus > node.gpu_count and network_byte_per_s:
-        notes.append(f"nodes: {node.title}, {units.show(network_byte_per_s, 'byte/s')} for each GPU and direction")
+    if free_batch:
+        notes.append(f"batch: {batch} sequences a step, about {STEP_TOKENS} tokens (default)")
+    if node is not None and gpus > node.gpu_count and node.network_byte_per_s:
+        wire = units.show(node.network_byte_per_s, "byte/s")
+        notes.append(f"nodes: {node.title}, {wire} for each GPU and direction")
     if gpus > 1:
         notes.append("exchanges overlap with compute as docs/method/training-jobs.md states; no cluster was measured")
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
-    return tuple(dict.fromkeys([*notes, *(note for p in cost.predictions[:1] for note in p.assumptions)]))
+    found = best.cost.predictions[:1] if best.cost else ()
+    return tuple(dict.fromkeys([*notes, *(note for p in found for note in p.assumptions)]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.predictor.prediction_json import AnswerLine, count_digits, round_number, span_numbers
-from wattcast.training.train_job import Candidate, TrainingResult
+from wattcast.training.train_job import TrainingResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,18 +23,12 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
     low, high = result.relative_interval
     best = recommend_limit(result)
     return {
-        "model": result.model,
-        "gpu": result.gpu,
-        "gpus": result.gpus,
-        "tokens": result.tokens,
-        "seq": result.seq,
+        **_take_fields(result, "model", "gpu", "gpus", "tokens", "seq"),
         "strategy": {
-            **{name: getattr(result.strategy, name) for name in ("dp", "tp", "pp", "cp", "ep", "interleave")},
+            **_take_fields(result.strategy, "dp", "tp", "pp", "cp", "ep", "interleave"),
             "sharding": str(result.strategy.sharding),
             "recompute": str(result.strategy.recompute),
-            "micro_batch": result.strategy.micro_batch,
-            "accumulation": result.strategy.accumulation,
-            "global_batch": result.strategy.global_batch,
+            **_take_fields(result.strategy, "micro_batch", "accumulation", "global_batch"),
             "reason": result.reason,
         },
         "step_s": result.step_s,
@@ -42,13 +36,9 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
         "power_over_step": power_over_step(result),
         "tokens_per_s": result.tokens_per_s,
         "tokens_per_s_per_gpu": result.tokens_per_s / result.gpus,
-        "mfu": result.mfu,
-        "hours": result.hours,
-        "gpu_hours": result.gpu_hours,
-        "power_w": result.power_w,
-        "peak_power_w": result.peak_power_w,
-        "energy_kwh": result.energy_kwh,
-        "site_energy_kwh": result.site_energy_kwh,
+        **_take_fields(
+            result, "mfu", "hours", "gpu_hours", "power_w", "peak_power_w", "energy_kwh", "site_energy_kwh"
+        ),
         "energy_j_per_token": result.energy_kwh * 3.6e6 / result.tokens,
         "cost": result.cost,
         "currency": result.prices.currency or None,
@@ -72,6 +62,10 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
         "pipeline_slack_kwh": result.slack_kwh,
         "assumptions": list(result.assumptions),
     }
+
+
+def _take_fields(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
@@ -104,7 +98,14 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
     if result.slack_kwh:
         console.print(f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time")
     if search:
-        _print_search(console, result.candidates)
+        ways = new_table("strategy", "step", "J a GPU", "memory", title="Ways to share it, the best first")
+        for candidate in result.candidates[:20]:
+            step, need = candidate.step, units.show(candidate.memory.total_byte, "byte")
+            took = ("does not fit", "")
+            if step is not None:
+                took = units.show(float(step.latency_s), "s"), units.show(float(step.energy_j), "J")
+            ways.add_row(str(candidate.strategy), *took, need)
+        console.print(ways)
     print_notes(console, result.assumptions if details else result.assumptions[:4])
 
 
@@ -145,11 +146,8 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
         lines.append(AnswerLine("carbon", f"{number(result.carbon_kg)} kg CO2e"))
     each = number(result.tokens_per_s / result.gpus)
     parts = ", ".join(f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0)
-    memory = ", ".join(
-        f"{name} {units.show(found['memory_byte'][name], 'byte', 3)}"
-        for name in _MEMORY
-        if found["memory_byte"][name]
-    )
+    byte = found["memory_byte"]
+    memory = ", ".join(f"{name} {units.show(byte[name], 'byte', 3)}" for name in _MEMORY if byte[name])
     need, have = (units.show(byte, "byte", 3) for byte in (result.memory.total_byte, result.capacity_byte))
     verdict = "fits" if found["fits"] else "DOES NOT FIT"
     return [
@@ -161,21 +159,6 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
         AnswerLine("shared", str(result.strategy), result.reason),
         AnswerLine("memory", verdict, f"{need} of {have} usable: {memory}"),
     ]
-
-
-def _print_search(console: Console, candidates: tuple[Candidate, ...]) -> None:
-    from wattcast.report.text_tables import new_table
-
-    table = new_table("strategy", "step", "J a GPU", "memory", title="Ways to share it, the best first")
-    for candidate in candidates[:20]:
-        step = candidate.step
-        table.add_row(
-            str(candidate.strategy),
-            "does not fit" if step is None else units.show(float(step.latency_s), "s"),
-            "" if step is None else units.show(float(step.energy_j), "J"),
-            units.show(candidate.memory.total_byte, "byte"),
-        )
-    console.print(table)
 
 
 def draw_training(result: TrainingResult) -> Figure:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
@@ -83,15 +85,20 @@ class TrainingRecipe:
     base_bits: int = 16  # of frozen weights; 4 is QLoRA
 
     def __post_init__(self) -> None:
-        if self.precision not in ("bf16", "fp16", "fp32", *NARROW):
-            raise bad_value("precision", "bf16, fp16, fp32, fp8 or nvfp4", self.precision)
+        known = ("bf16", "fp16", "fp32", *NARROW)
+        for name, found, wanted, holds in (
+            ("dtype", self.precision, "bf16, fp16, fp32, fp8 or nvfp4", self.precision in known),
+            ("loss_share", self.loss_share, "at least 0 and below 1", 0.0 <= self.loss_share < 1.0),
+            ("expert_overlap", self.expert_overlap, "at least 0 and below 1", 0.0 <= self.expert_overlap < 1.0),
+            ("gradient_byte", self.gradient_byte, "2 or 4", self.gradient_byte in (2, 4)),
+            ("attention_slowdown", self.attention_slowdown, "a number above 0", self.attention_slowdown > 0.0),
+            ("lora", self.lora_rank, "a rank of at least 1, or 0 to train all weights", self.lora_rank >= 0),
+            ("base_bits", self.base_bits, "4, 8 or 16", self.base_bits in (4, 8, 16)),
+        ):
+            if not holds:
+                raise bad_value(name, wanted, found)
         if self.stack is SoftwareStack.ENGINE:
             raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
-        for name in ("loss_share", "expert_overlap"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise bad_value(name, "a share of at least 0 and below 1", getattr(self, name))
-        if self.base_bits not in (4, 8, 16):
-            raise bad_value("base_bits", "4, 8 or 16", self.base_bits)
         if self.base_bits != 16 and not self.lora_rank:
             raise bad_value("base_bits", "16 where all weights are trained", self.base_bits, "Add --lora 16.")
 
@@ -173,3 +180,64 @@ class TrainingStrategy:
         if global_batch % each:
             return None
         return replace(self, micro_batch=micro_batch, accumulation=global_batch // each)
+
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class StrategyOptions:
+    """What a user fixes of a strategy; all else is open."""
+
+    batch: int
+    free_batch: bool  # the batch was not given: it may grow to what GPUs can share
+    micro_batch: int | None
+    tp: int | None
+    pp: int | None
+    sharding: Sharding | None
+    recompute: Sequence[Recompute]
+    given: TrainingStrategy  # holds what is never chosen
+
+    def list_strategies(self, dims: Any, gpus: int, node_gpus: int) -> list[TrainingStrategy]:
+        """List every way in which ``gpus`` GPUs, ``node_gpus`` to a node, can share a model of these dimensions."""
+        heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
+        kv_heads, given, tp, pp = getattr(dims, "kv_heads", heads), self.given, self.tp, self.pp
+        tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
+        pps = [pp] if pp else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
+        if (pp or 1) > layers:
+            raise bad_value("pp", f"at most the model's {layers} layers", pp)
+        if given.interleave > 1 and (pp or 1) == 1:
+            raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
+        found = []
+        for t in tps:
+            if heads % t or (kv_heads % t and t % kv_heads):
+                raise bad_value("tp", f"a divisor of heads={heads}", t)
+            for p in pps:
+                if gpus % (t * p * given.cp):
+                    continue
+                dp = gpus // (t * p * given.cp)
+                whole = max(-(-self.batch // dp), 1) * dp if self.free_batch else self.batch
+                useful = [Sharding.ZERO1] if p > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
+                useful = useful if dp * given.cp > 1 else [Sharding.NONE]
+                for zero in [self.sharding] if self.sharding else useful:
+                    for again in self.recompute:
+                        start = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
+                        sizes = [self.micro_batch] if self.micro_batch else MICRO_BATCHES
+                        found += [shaped for size in sizes if (shaped := start.with_batch(size, whole)) is not None]
+        if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
+            raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
+        if not found:
+            raise bad_value(
+                "global_batch", f"sequences that {gpus} GPUs can share evenly with these options", self.batch,
+                "Change --global-batch, --micro-batch, --tp or --pp.",
+            )  # fmt: skip
+        return found
+
+
+def read_choice(kind: type[_Choice], name: str, value: str) -> _Choice:
+    """Return the member of an enum that a user's word names."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
