@@ -93,7 +93,7 @@ def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, 
     wild = [",".join([c[0], "900.0", *c[2:]]) if c[0] in ("b3", "b4") else ",".join(c) for c in cells]
     (tmp_path / "wild.csv").write_text("\n".join([lines[0], *wild]) + "\n")
     columns = tmp_path / "map.yaml"
-    columns.write_text(MAP + "test: [b3]\nleft_out: {b4: a broken sensor}\n")
+    columns.write_text(MAP + "test: [b3]\nleft_out: {b4: a broken sensor, b77: misspelt}\n")
     options = ("--columns", columns, "--folds", 4, "--no-advice", "--model", "hybrid_rail")
     said, wild_said = (json.loads(run(path, *options, "--json")[0]) for path in (files[0], tmp_path / "wild.csv"))
     assert said["coefficients"] == wild_said["coefficients"]
@@ -102,6 +102,7 @@ def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, 
     assert said["models"][0]["test_mape"] < 3.0
     assert wild_said["models"][0]["test_mape"] > 50.0
     assert any("b4: a broken sensor" in words for words in said["warnings"])
+    assert "Not trained on: b77: it is not in the table." in said["warnings"]
     assert "never trained on" in run(files[0], *options)[0]
     columns.write_text(MAP + "test: [b99]\n")
     with pytest.raises(BadInput, match="test: expected groups of the table"):

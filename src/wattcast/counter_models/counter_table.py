@@ -359,7 +359,7 @@ class _TableBuilder:
             default_hz=default_hz,
             voltage_v={rail: self.read_quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
             rail_w={rail: self.read_quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},
-            left_out=self.map.left_out,
+            left_out={n: why if n in names else "it is not in the table" for n, why in self.map.left_out.items()},
             test=tuple(self.map.test),
             choose_on=self.map.choose_on,
             awake_per_s=units.parse(self.map.awake, "byte/s", f"{self.where}: awake") if self.map.awake else None,

@@ -165,7 +165,7 @@ def read_shipped_results(gpu: Gpu) -> tuple[MicroRow, ...]:
     if not (folder / RESULTS_FILE).is_file():
         raise MissingSpecification(
             f"no microbenchmark results of the {gpu.name} are here yet. Measure them on one (wattcast lab "
-            f"microbench --out DIR) and say --results DIR."
+            f"microbench --out DIR), and give DIR instead of the name (`lab tune`: --results DIR)."
         )
     return read_results(folder)
 
