@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import wattcast
+from wattcast.core import measured_rows
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import read_lines, read_table, write_table
@@ -30,9 +31,11 @@ from wattcast.gpuwattch.simulator_logs import read_accelsim, read_gem5_stats, re
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
 from wattcast.hardware import load_gpu
 from wattcast.hardware.catalogue_reader import parse_gpu
+from wattcast.measure import energy_samples
+from wattcast.measure.campaigns.engine_campaign import read_own_model
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import residuals_from_bytes
+from wattcast.predictor.bundle.bundle_file import read_bundle, residuals_from_bytes
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Linear
 from wattcast.workload.readers.from_huggingface import parse_huggingface
@@ -225,6 +228,36 @@ def test_arrays_come_back_as_numpy_wrote_them() -> None:
     assert set(found) == set(kept)
     for name, values in kept.items():
         np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_table_that_claims_more_than_anyone_measured_is_refused(tmp_path: Path) -> None:
+    """Equal values take next to nothing in a packed column: a thousand bytes were read as billions of numbers."""
+    polars = pytest.importorskip("polars", reason="no polars: pip install 'wattcast[lab]'")
+    polars.DataFrame({"x": polars.repeat(1, 2**25 + 1, eager=True, dtype=polars.Int8)}).write_parquet(
+        tmp_path / "rows.parquet"
+    )
+    with pytest.raises(BadInput, match="at most 33554432 values"):
+        read_table(tmp_path / "rows.parquet")
+
+
+def test_what_has_no_end_or_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device was read until the memory was full; a folder in place of arrays was an internal error."""
+    monkeypatch.setattr(energy_samples, "_MOST_BYTE", 2**16)
+    monkeypatch.setattr(measured_rows, "_MOST_BYTE", 2**16)
+    for read in (EnergySamples.load, energy_samples.read_power_log, read_table, read_own_model):
+        with pytest.raises(BadInput):
+            read(Path("/dev/zero"))
+    (tmp_path / "bundle.yaml").write_bytes(b"{}")
+    (tmp_path / "arrays.npz").mkdir()
+    with pytest.raises(BadInput, match="a folder"):
+        read_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["", "[1]", '{"model_type": ', "[" * 100_000])
+def test_a_damaged_model_of_ones_own_is_one_sentence(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(BadInput, match=r"a folder with a config\.json"):
+        read_own_model(tmp_path)
 
 
 def test_a_size_beyond_all_reason_is_refused() -> None:

@@ -293,17 +293,22 @@ _JSON_COLUMNS = ("operator", "detail")
 
 
 _CHECKSUM = "wattcast.sha256"
+_MOST_BYTE, _MOST_VALUES = 2**28, 2**25  # of a table: a few bytes may claim billions of equal values
 
 
 def read_table(path: Path) -> list[Plain]:
     """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
     polars = _import_polars()
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            data = stream.read(_MOST_BYTE)
         wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)
         if wanted is not None and wanted != _columns_checksum(data):
             raise BadInput(f"{clip_text(path, 200)}: damaged, its checksum differs. Pack the campaigns again.")
-        rows: list[Plain] = polars.read_parquet(io.BytesIO(data)).to_dicts()
+        lazy = polars.scan_parquet(io.BytesIO(data))
+        if (count := lazy.select(polars.len()).collect().item() * len(lazy.collect_schema())) > _MOST_VALUES:
+            raise bad_value(clip_text(path, 200), f"at most {_MOST_VALUES} values", f"{count} values")
+        rows: list[Plain] = lazy.collect().to_dicts()
         for row in rows:
             for name in _JSON_COLUMNS:
                 if isinstance(row.get(name), str):

@@ -41,6 +41,7 @@ COLUMNS = (
 Array = npt.NDArray[np.float64]
 _MAGIC = 0x57415454
 _HEADER = 16  # int64 words
+_MOST_BYTE = 2**28  # of a recording or a log: a device that is read as one has no end
 MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, LAST_ERROR, RESETS, PROCESSOR_NS, QUICK = range(10)
 STARTING, SAMPLING, LOST, STOPPED = range(4)
 _RAIL = re.compile(r"\b([A-Z]\w*) (\d+)(?:mW)?/\d+(?:mW)?(?=\s|$)")
@@ -180,7 +181,8 @@ class EnergySamples:
     def load(cls, path: Path) -> EnergySamples:
         """Read the samples that ``save`` kept."""
         try:
-            kept = read_arrays(path.read_bytes(), path.name)
+            with path.open("rb") as stream:
+                kept = read_arrays(stream.read(_MOST_BYTE), path.name)
             order = [list(kept["columns"]).index(name) for name in COLUMNS]
             return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
         except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
@@ -402,10 +404,13 @@ class PowerLog:
 def read_power_log(path: Path, interval_s: float = 1.0) -> PowerLog:
     """Read a log of any form above; ``interval_s`` is the time between lines where they have none of their own."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            text = stream.read(_MOST_BYTE)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}.") from None
-    lines = [line for line in lines if line.strip()]
+    if len(text) == _MOST_BYTE:
+        raise bad_value(path.name, f"a log of less than {_MOST_BYTE} bytes", "more")
+    lines = [line for line in text.splitlines() if line.strip()]
     if rounds := read_dcgm_rounds(lines):
         return _read_dcgm(rounds, interval_s, path.name)
     if any(" RAM " in f" {line}" and _RAIL.search(line) for line in lines[:20]):

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, clip_text, unknown_name
 from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
@@ -168,9 +168,10 @@ def read_models() -> dict[str, EngineModel]:
 def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto") -> EngineModel:
     """Read a user's model from a folder with a ``config.json``."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise bad_value("--own", "a folder with a config.json", str(folder))
-    config = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        config = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise bad_value("--own", "a folder with a config.json", f"{folder} ({clip_text(error)})") from None
     return EngineModel(folder.name, config, str(path), quantization=quantization, kv_dtype=kv_dtype, start_s=120.0)
 
 

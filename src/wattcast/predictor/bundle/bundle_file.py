@@ -230,7 +230,7 @@ def read_bundle(path: Path) -> Bundle:
     """Read a bundle from its ``bundle.yaml`` (or the folder of it) and, where it says so, the arrays beside it."""
     path = path / "bundle.yaml" if path.is_dir() else path
     beside = path.parent / ARRAYS_FILE
-    return parse_bundle(read_bytes(path), path.name, beside.read_bytes() if beside.exists() else None)
+    return parse_bundle(read_bytes(path), path.name, read_bytes(beside) if beside.exists() else None)
 
 
 @cache
