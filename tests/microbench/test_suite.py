@@ -17,7 +17,7 @@ from wattcast.microbench.memory_units import words_of_conflict
 from wattcast.microbench.unit_source import Benchmark, BenchUnit, interleave_steps
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
-FEW = {  # one of each kind of source, on the architecture that has most to go wrong
+FEW = {  # one of each kind of loop; every one, on every architecture, with -m slow
     "int32_popc": "sm_80",
     "div_ieee_denormal": "sm_90a",
     "misc_move": "sm_100",
@@ -25,11 +25,7 @@ FEW = {  # one of each kind of source, on the architecture that has most to go w
     "dram_copy": "sm_90a",
     "conflicts_5": "sm_90a",
     "bulk_copy_l2": "sm_90a",
-    "dram_copy_bulk": "sm_90a",
-    "dram_copy_claimed": "sm_90a",
     "divergence_3": "sm_90a",
-    "dram_rate_12": "sm_90a",
-    "convert_fp16": "sm_90a",
     "mix_everything": "sm_90a",
     "tile_copy_l2": "sm_90a",
     "multicast_2": "sm_90a",
