@@ -324,12 +324,12 @@ def test_a_program_that_cannot_be_started_leaves_nothing_changed(tmp_path: Path)
 def test_a_signal_at_any_moment_of_the_wait_is_only_remembered() -> None:
     """An Event set by a handler while the same thread waits on it never returned: the lock inside is held by the
     code that was interrupted. What a handler touches must have no lock."""
-    signals = live_control._Signals()
+    signals = live_control._PassedSignals()
     assert not [value for value in vars(signals).values() if hasattr(value, "wait") or hasattr(value, "acquire")]
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as process, signals:
         signals.process = process
         for _ in range(200):
-            signals._came(signal.SIGTERM, None)
+            signals._note_signal(signal.SIGTERM, None)
         assert signals.came
         assert process.wait(20) == -signal.SIGTERM
 

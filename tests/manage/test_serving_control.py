@@ -12,6 +12,7 @@ import pytest
 from wattcast.core.errors import BadInput, MissingTool, Refused
 from wattcast.manage.live_control import control_serving
 from wattcast.manage.serving_control import (
+    KEPT,
     LEVEL_SHARES,
     EngineReading,
     LatencyHistogram,
@@ -51,7 +52,7 @@ vllm:generation_tokens_total{model_name="a"} 1100.0
 
 
 def find_capacity(costs: StepCosts, prompt: str | int, output: str | int) -> float:
-    """Return the requests per second that the engine serves at its highest clock when all come at once."""
+    """Return the requests per second that the engine ends at its highest clock when all come at once."""
     trace = draw_trace(1e3, prompt, output, "poisson", requests=2000)
     engine = EngineReplica(costs, EngineSettings(), plan_requests(trace, EngineSettings()))
     engine.submit(range(len(trace)))
@@ -231,30 +232,53 @@ JUDGED = {
     "a100": ("mistral-7b", "a100-sxm", ServingLimits(1.5, 0.1)),
     "b200": ("llama3-70b", "b200", ServingLimits(1.0, 0.1)),
 }
-JUDGED_SEEDS = (201, 202)
-
-
-MISSED = {  # docs/method/manage.md has the figures
-    ("h200", 0.9): "one minute of 120 too many",
-    ("a100", 0.9): "limits are broken at the highest clock, and nothing can be saved",
+JUDGED_SEEDS, OTHER_SEEDS = (301, 302), (1001, 1002, 1003)
+MISSED = {  # at 90 % of the throughput; docs/method/manage.md has the figures
+    "h200": "one minute of 120 too many",
+    "a100": "limits are broken at the highest clock, and nothing can be saved",
 }
+
+
+def find_served_load(by_level: list[StepCosts], limits: ServingLimits) -> float:
+    """Return the requests per second up to which the highest clock keeps the limits in 99 % of the minutes."""
+    throughput = find_capacity(by_level[-1], 512, 128)
+    for share in np.arange(0.98, 0.5, -0.02):
+        traces = [draw_trace(share * throughput, seconds=3600.0, seed=seed) for seed in OTHER_SEEDS]
+        tops = [serve_at_levels(by_level, trace, limits, len(by_level) - 1) for trace in traces]
+        if np.mean([top.minutes_kept for top in tops]) >= KEPT:
+            return float(share * throughput)
+    raise AssertionError("the highest clock keeps the limits at no load")
+
+
+def judge_policy(by_level: list[StepCosts], limits: ServingLimits, rate: float, seeds: tuple[int, ...]) -> None:
+    found = []
+    for seed in seeds:
+        found.append(rehearse_load(by_level, draw_trace(rate, seconds=3600.0, seed=seed), limits))
+        print(rate, seed, found[-1])
+    mean = {name: np.mean([one[name] for one in found]) for name in found[0]}
+    assert mean["minutes_kept"] >= 0.99
+    assert mean["saving"] >= 0.7 * mean["oracle_saving"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "load"), list(product(JUDGED, (0.1, 0.3, 0.5, 0.7, 0.9))))
+def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(case: str, load: float) -> None:
+    """Load is a share of what the highest clock serves within the limits."""
+    model, gpu, limits = JUDGED[case]
+    by_level = build_clock_levels(model, find_gpu(gpu), longest_context=1024)
+    judge_policy(by_level, limits, load * find_served_load(by_level, limits), JUDGED_SEEDS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "load"),
+    "case",
     [
-        pytest.param(*at, marks=pytest.mark.xfail(reason=MISSED[at], strict=True) if at in MISSED else ())
-        for at in product(JUDGED, (0.1, 0.3, 0.5, 0.7, 0.8, 0.9))
+        pytest.param(case, marks=pytest.mark.xfail(reason=MISSED[case], strict=True) if case in MISSED else ())
+        for case in JUDGED
     ],
 )
-def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(case: str, load: float) -> None:
+def test_limits_at_90_percent_of_the_throughput(case: str) -> None:
+    """More than the highest clock of an H200 and an A100 serves within the limits."""
     model, gpu, limits = JUDGED[case]
     by_level = build_clock_levels(model, find_gpu(gpu), longest_context=1024)
-    rate, found = load * find_capacity(by_level[-1], 512, 128), []
-    for seed in JUDGED_SEEDS:
-        found.append(rehearse_load(by_level, draw_trace(rate, seconds=3600.0, seed=seed), limits))
-        print(case, load, seed, found[-1])
-    mean = {name: np.mean([one[name] for one in found]) for name in found[0]}
-    assert mean["minutes_kept"] >= 0.99
-    assert mean["saving"] >= 0.7 * mean["oracle_saving"]
+    judge_policy(by_level, limits, 0.9 * find_capacity(by_level[-1], 512, 128), (201, 202))

@@ -99,7 +99,7 @@ class DaemonScope:
 
 
 @dataclass
-class _Job:
+class _CardJob:
     request: DaemonRequest
     client: int  # 0: the daemon itself
     who: str
@@ -122,7 +122,7 @@ class CardKeeper(threading.Thread):
         self._card: SettableCard | None = open_card()
         self.uuid, self.card_name = self._card.uuid, self._card.name
         self._lock = notes.lock(self.uuid)
-        self._jobs: Queue[_Job | None] = Queue()
+        self._jobs: Queue[_CardJob | None] = Queue()
         self._note = notes.take_over(self.uuid, say)
         self._client, self._who, self._heard_s = 0, "", 0.0
         self._trouble, self._retry_s = "", 0.0
@@ -131,7 +131,7 @@ class CardKeeper(threading.Thread):
 
     def ask(self, request: DaemonRequest, client: int = 0, who: str = "the daemon") -> DaemonReply:
         """Have a request carried out and return the answer."""
-        job = _Job(request, client, who)
+        job = _CardJob(request, client, who)
         self._jobs.put(job)
         try:
             return job.done.get(timeout=ANSWER_S)
@@ -183,12 +183,12 @@ class CardKeeper(threading.Thread):
         elif self._trouble and now_s >= self._retry_s:
             self._give_back(self._trouble)
 
-    def _carry_out(self, job: _Job) -> DaemonReply:
+    def _carry_out(self, job: _CardJob) -> DaemonReply:
         op = job.request.op
         if op == "restore":
             return self._give_back(f"{job.who} asked for it")
         if op == "read":
-            card = self._opened()
+            card = self._reach_card()
             power_w = float(card.read().power_w)
             return DaemonReply(True, power_w=power_w if math.isfinite(power_w) else None, limits_w=card.limits_w())
         if op == "claim":
@@ -203,11 +203,11 @@ class CardKeeper(threading.Thread):
         if op == "release":
             return self._give_back("")
         if op == "set":
-            self._set(job.request)
+            self._set_knobs(job.request)
         return DaemonReply(True, cards=(self.status,))
 
-    def _set(self, wanted: DaemonRequest) -> None:
-        scope, card = self._scope, self._opened()
+    def _set_knobs(self, wanted: DaemonRequest) -> None:
+        scope, card = self._scope, self._reach_card()
         if self._note is None:
             before = find_earlier_settings(card, scope.locked_hz, self._wait)
             if before.core_hz is not None:
@@ -236,7 +236,7 @@ class CardKeeper(threading.Thread):
         self._client, self._who = 0, ""
         if note is not None:
             try:
-                restore_card(self._opened(), note)
+                restore_card(self._reach_card(), note)
                 self._notes.remove(self.uuid)
             except (WattcastError, OSError) as error:
                 self._card = None
@@ -251,7 +251,7 @@ class CardKeeper(threading.Thread):
         self._trouble = ""
         return DaemonReply(True, cards=(self.status,))
 
-    def _opened(self) -> SettableCard:
+    def _reach_card(self) -> SettableCard:
         if self._card is None:
             self._card = self._open()
         return self._card
@@ -288,11 +288,11 @@ class DaemonServer:
                     connection.close()
                     continue
                 self._clients += 1
-                threading.Thread(target=self._attend, args=(connection, number), daemon=True).start()
+                threading.Thread(target=self._attend_client, args=(connection, number), daemon=True).start()
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
-    def _attend(self, connection: socket.socket, client: int) -> None:
+    def _attend_client(self, connection: socket.socket, client: int) -> None:
         peer = struct.unpack(
             "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         )
@@ -302,7 +302,7 @@ class DaemonServer:
                 while data := connection.recv(LONGEST_LINE):
                     *lines, waiting = (waiting + data).split(b"\n")
                     for line in lines:
-                        connection.sendall(msgspec.json.encode(self._answer(line, client, who, claimed)) + b"\n")
+                        connection.sendall(msgspec.json.encode(self._answer_line(line, client, who, claimed)) + b"\n")
                     if len(waiting) > LONGEST_LINE:
                         break
         except OSError:
@@ -312,7 +312,7 @@ class DaemonServer:
             for uuid in claimed:
                 self._keepers[uuid].ask(DaemonRequest("release", uuid), client, who)
 
-    def _answer(self, line: bytes, client: int, who: str, claimed: set[str]) -> DaemonReply:
+    def _answer_line(self, line: bytes, client: int, who: str, claimed: set[str]) -> DaemonReply:
         try:
             request = msgspec.json.decode(line[:LONGEST_LINE], type=DaemonRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -87,7 +87,7 @@ def apply_settings(
     A knob that is not wanted gets back what it had. Where the driver refuses a knob, those before it stay set and
     noted, and ``RefusedKnob`` names it.
     """
-    for knob, (field, setter) in _setters(card).items():
+    for knob, (field, setter) in _list_setters(card).items():
         value = getattr(wanted, field)
         if (value is None and knob not in note.changed) or (
             knob in note.changed and getattr(note.now, field) == value
@@ -108,7 +108,7 @@ def apply_settings(
 def restore_card(card: SettableCard, note: CardNote) -> None:
     """Give every knob that was touched back what it had; raises the last error after trying all of them."""
     failed: Exception | None = None
-    for knob, (field, setter) in _setters(card).items():
+    for knob, (field, setter) in _list_setters(card).items():
         if knob in note.changed:
             try:
                 setter(getattr(note.before, field))
@@ -118,7 +118,7 @@ def restore_card(card: SettableCard, note: CardNote) -> None:
         raise failed
 
 
-def _setters(card: SettableCard) -> dict[str, tuple[str, Callable[[Any], None]]]:
+def _list_setters(card: SettableCard) -> dict[str, tuple[str, Callable[[Any], None]]]:
     return {
         "core": ("core_hz", card.set_core),
         "memory": ("memory_hz", card.set_memory),

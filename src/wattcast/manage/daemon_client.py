@@ -82,21 +82,21 @@ class DaemonCard:
         self._link, self._asked_s, self._rescue = link, 0.0, rescue
         self.name, self.uuid = str(reader.name), str(reader.uuid)
         self.clocks_hz, self.limits_w, self.read = reader.clocks_hz, reader.limits_w, reader.read
-        self._ask("claim")
+        self._ask_daemon("claim")
 
     def beat(self) -> None:
         """Be heard, when it is time. ``Refused`` when the daemon took the card back."""
         if time.monotonic() - self._asked_s > 0.5 * BEAT_S:
-            self._ask("beat")
+            self._ask_daemon("beat")
 
     def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
         """Set the card; None leaves a knob as it was before. ``RefusedKnob`` names the one that was refused."""
-        self._ask("set", core_hz=core_hz, memory_hz=memory_hz, limit_w=limit_w)
+        self._ask_daemon("set", core_hz=core_hz, memory_hz=memory_hz, limit_w=limit_w)
 
     def give_back(self) -> None:
         """Give the card what it had before. ``Refused`` says what it was left at, where that did not work."""
         try:
-            self._ask("release")
+            self._ask_daemon("release")
         except (Refused, MissingTool) as error:
             try:
                 await_restoration(self.uuid)
@@ -108,7 +108,7 @@ class DaemonCard:
                         return
                 raise Refused(f"{left} The reason: {error}") from None
 
-    def _ask(self, op: Any, **values: float | None) -> None:
+    def _ask_daemon(self, op: Any, **values: float | None) -> None:
         reply = self._link.ask(DaemonRequest(op, self.uuid, **values))
         self._asked_s = time.monotonic()
         if not reply.ok:
@@ -164,14 +164,14 @@ def hold_card(reader: Any, socket_path: Path | None = None) -> Iterator[DaemonCa
     path = socket_path or SOCKET
     with ExitStack() as stack:
         rescue = None
-        if os.geteuid() == 0 and socket_path is None and not _listens(path):
-            path = stack.enter_context(_own_daemon(reader.index))
+        if os.geteuid() == 0 and socket_path is None and not _is_listening(path):
+            path = stack.enter_context(_start_own_daemon(reader.index))
             rescue = partial(restore_leftovers, find_settable_cards([reader.uuid]), NoteFolder(), lambda text: None)
         link = stack.enter_context(closing(DaemonLink(path)))
         yield DaemonCard(reader, link, rescue)
 
 
-def _listens(path: Path) -> bool:
+def _is_listening(path: Path) -> bool:
     try:
         DaemonLink(path).close()
     except WattcastError:
@@ -180,7 +180,7 @@ def _listens(path: Path) -> bool:
 
 
 @contextmanager
-def _own_daemon(device: int) -> Iterator[Path]:
+def _start_own_daemon(device: int) -> Iterator[Path]:
     """Run a daemon for one card as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="wattcast-") as folder:
         path = Path(folder) / "socket"
@@ -190,7 +190,7 @@ def _own_daemon(device: int) -> Iterator[Path]:
         process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE)
         try:
             end_s = time.monotonic() + START_S
-            while not _listens(path):
+            while not _is_listening(path):
                 if process.poll() is not None or time.monotonic() > end_s:
                     raise Refused("the daemon did not start. Nothing was set, the program was not started.")
                 time.sleep(0.05)

@@ -100,10 +100,10 @@ class KernelFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_kernel_file() -> KernelFile:
     """Read the 25 kernels with their sentences."""
-    return _read("hd7970_kernels.yaml", KernelFile)
+    return _read_data("hd7970_kernels.yaml", KernelFile)
 
 
-def _read(name: str, kind: type[T]) -> T:
+def _read_data(name: str, kind: type[T]) -> T:
     return decode_yaml(files("wattcast.manage").joinpath("data", name).read_bytes(), kind, name)
 
 
@@ -277,7 +277,7 @@ def simulate_counters(
 def read_paper_residency() -> dict[str, dict[float, float]]:
     """Return the shares of time that figure 16 of the paper gives for levels of each knob (Graph500)."""
     found = {}
-    for role, shares in _read("hd7970_residency.yaml", dict[str, SourcedValue]).items():
+    for role, shares in _read_data("hd7970_residency.yaml", dict[str, SourcedValue]).items():
         unit = "" if role == KnobRole.COMPUTE_UNITS else "Hz"
         found[role] = {units.parse(level, unit, role): share for level, share in shares.value.items()}
     return found
@@ -292,7 +292,7 @@ def load_tables() -> PlantTables:
 @cache
 def load_simulation() -> SimulatedHd7970:
     """Return the card and kernels as shipped."""
-    file = _read("hd7970.yaml", CardData)
+    file = _read_data("hd7970.yaml", CardData)
     gpu = hardware.load_gpu(file.gpu)
     clocks = {
         role: tuple(units.parse(v, "Hz", f"hd7970.yaml: {role}") for v in levels.value)

@@ -225,11 +225,11 @@ class LivePlant:
     def run(self, settings: Settings) -> Observation:
         """Run one period. Settings the card refuses are left out from then on; the program runs on."""
         left_s = self._period_s
-        if self.controlled and settings != self._now and self._set(settings):
-            left_s -= self._pause(min(SETTLE_S, 0.2 * self._period_s))
-        begin, used_s = self._mark()
-        self._pause(left_s - used_s)
-        end, _ = self._mark()
+        if self.controlled and settings != self._now and self._set_knobs(settings):
+            left_s -= self._pause_heard(min(SETTLE_S, 0.2 * self._period_s))
+        begin, used_s = self._mark_counters()
+        self._pause_heard(left_s - used_s)
+        end, _ = self._mark_counters()
         if begin is None or end is None:
             return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
         self.reading = end.reading
@@ -263,7 +263,7 @@ class LivePlant:
                 said = "the card waits for work, so that a lower clock would lengthen response times unseen"
                 self._say(f"{said}; nothing is slowed without a latency signal (--metrics)")
 
-    def _set(self, settings: Settings) -> bool:
+    def _set_knobs(self, settings: Settings) -> bool:
         """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""
         if settings == self.default and self._now is None and not self._worked:
             self._now = settings
@@ -275,7 +275,7 @@ class LivePlant:
                 self._units.set(values.get(KnobRole.COMPUTE_UNITS) or self._units.total)
             self._card.apply(*(values.get(role) for role in ROLES.values()))
         except RefusedKnob as error:
-            self._learn(error, settings)
+            self._leave_out_refused(error, settings)
             return False
         except (Refused, MissingTool) as error:
             self._end_control(str(error))
@@ -286,7 +286,7 @@ class LivePlant:
         self._say(f"{self._lattice.describe(settings)}: {'as before' if settings == self.default else 'set'}")
         return True
 
-    def _learn(self, error: RefusedKnob, settings: Settings) -> None:
+    def _leave_out_refused(self, error: RefusedKnob, settings: Settings) -> None:
         """Leave refused levels out: those outside the range that is allowed, or the whole knob if it never worked."""
         role, knobs = ROLES[error.knob], []
         for knob, level in zip(self._lattice.knobs, settings, strict=True):
@@ -311,7 +311,7 @@ class LivePlant:
         with suppress(Refused, MissingTool):
             self._card.give_back()
 
-    def _pause(self, seconds: float) -> float:
+    def _pause_heard(self, seconds: float) -> float:
         """Wait, being heard meanwhile, and return how long."""
         waited = 0.0
         while waited < seconds - 1e-9 and self._alive():
@@ -325,7 +325,7 @@ class LivePlant:
                     self._end_control(str(error))
         return waited
 
-    def _mark(self) -> tuple[_Mark | None, float]:
+    def _mark_counters(self) -> tuple[_CounterMark | None, float]:
         """Read the card just after its energy counter stepped, and the work just after a unit ended.
 
         Both counters move in steps; read at any other moment, a step more or less would be noise. Return also how
@@ -334,10 +334,10 @@ class LivePlant:
         waited, most_s = 0.0, min(MARK_S, 0.3 * self._period_s)
         energy = work = None
         try:
-            first, done = self._card.read(), self._count()
+            first, done = self._card.read(), self._count_work()
             while True:
-                waited += self._pause(POLL_S)
-                reading, count = self._card.read(), self._count()
+                waited += self._pause_heard(POLL_S)
+                reading, count = self._card.read(), self._count_work()
                 if energy is None and reading.energy_j != first.energy_j:
                     energy = reading.at_s, reading.energy_j
                 if work is None and count != done:
@@ -349,14 +349,14 @@ class LivePlant:
                 self._end_control(str(error))
             return None, waited
         now_s = reading.at_s
-        return _Mark(reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count))), waited
+        return _CounterMark(reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count))), waited
 
-    def _count(self) -> float:
+    def _count_work(self) -> float:
         return 0.0 if self._progress is None else self._progress.count()
 
 
 @dataclass(frozen=True)
-class _Mark:
+class _CounterMark:
     reading: Any
     energy_s: float
     energy_j: float
@@ -476,7 +476,7 @@ def run_controlled_program(
     units, limits_w = task.units, card.limits_w() if task.power_limit else None
     lattice = build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
     with ExitStack() as stack:
-        signals = stack.enter_context(_Signals())
+        signals = stack.enter_context(_PassedSignals())
         if units is not None:
             units.reset()
             stack.callback(units.reset)
@@ -546,7 +546,7 @@ def visit_clock_plane(
     codes: dict[tuple[float, float], int | None] = {}
     several = len({memory for _, memory in plane}) > 1
     with ExitStack() as stack:
-        signals = stack.enter_context(_Signals())
+        signals = stack.enter_context(_PassedSignals())
         stack.callback(card.give_back)
         for core_hz, memory_hz in plane:
             if signals.came:
@@ -582,7 +582,7 @@ def _await_end(process: subprocess.Popen[bytes], signalled: bool) -> int:
         return process.wait()
 
 
-class _Signals:
+class _PassedSignals:
     """Pass signals on to the program and remember that one came, so that the way out is the usual one."""
 
     def __init__(self) -> None:
@@ -590,16 +590,16 @@ class _Signals:
         self.process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> _PassedSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._came) for number in ENDED_BY}
+            self._before = {number: signal.signal(number, self._note_signal) for number in ENDED_BY}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _came(self, number: int, _: FrameType | None) -> None:
+    def _note_signal(self, number: int, _: FrameType | None) -> None:
         self.came = True
         process = self.process
         if process is not None and process.poll() is None:

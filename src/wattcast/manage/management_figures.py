@@ -83,7 +83,8 @@ def draw_gains(
     if set(without) & set(applications):
         means["geo. mean 2"] = without
     values = {
-        policy: [getattr(o, field) for o in rows] + [_geometric(rows, field, left_out) for left_out in means.values()]
+        policy: [getattr(o, field) for o in rows]
+        + [_mean_ratio(rows, field, left_out) for left_out in means.values()]
         for policy, rows in outcomes.items()
     }
     names = [*applications, *means]
@@ -105,7 +106,7 @@ def draw_residency(
     The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
     """
     figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
-    shares = compute_residency(tables, played if kernel is None else _only(tables, played, kernel))
+    shares = compute_residency(tables, played if kernel is None else _select_kernel(tables, played, kernel))
     drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
     names = [f"{role}\n{whose}" for role in shares for whose in drawn]
     for i, (role, found) in enumerate((role, by_role[role]) for role in shares for by_role in drawn.values()):
@@ -201,14 +202,14 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
     }
 
 
-def _geometric(rows: Sequence[PolicyOutcome], field: str, without: Sequence[str]) -> float:
+def _mean_ratio(rows: Sequence[PolicyOutcome], field: str, without: Sequence[str]) -> float:
     """Return the geometric mean of the ratio behind a gain, a saving or a slowdown."""
     sign = 1.0 if "slowdown" in field or "over_oracle" in field else -1.0
     ratios = [1.0 + sign * getattr(o, field) for o in rows if o.application not in without]
     return sign * (float(np.exp(np.mean(np.log(ratios)))) - 1.0)
 
 
-def _only(tables: PlantTables, played: PlayedRun, kernel: str) -> PlayedRun:
+def _select_kernel(tables: PlantTables, played: PlayedRun, kernel: str) -> PlayedRun:
     here = np.array([tables.kernels[p] == kernel for p in played.phase])
     columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
     return PlayedRun(played.application, *columns)

@@ -122,7 +122,7 @@ class Harmonia:
                 memory = memory._replace(next_settings=problem.start, why="blind", settled=False, rest=0)
             return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
         state, memory = self._detect_phase(state, memory, observation)
-        runs = memory.runs.record(observation, self._effective(memory.runs, observation), problem.slope_levels)
+        runs = memory.runs.record(observation, self._find_effective(memory.runs, observation), problem.slope_levels)
         if memory.settled and memory.rest > 0:
             move, rest = SearchMove(memory.next_settings, True, memory.why), memory.rest - 1
         else:
@@ -135,7 +135,7 @@ class Harmonia:
         memory = PhaseMemory(move.settings, move.why, runs, beliefs, bins, target, here, move.settled, rest, odd)
         return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
-    def _effective(self, runs: RunMemory, observation: Observation) -> Settings:
+    def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
         """Return the settings the card really ran at: the lowest core clock that would have been the same state.
 
         A governor (power, heat) that holds the clock between two levels would hold it there for the upper one, too.

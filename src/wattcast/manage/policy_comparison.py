@@ -108,11 +108,11 @@ def compare_policies(
             done = {p: r for p, r in found.items() if r is not None}
             runs |= {(p, application): r for p, r in done.items()}
             base, best = done[PolicyName.DEFAULT], done[PolicyName.ORACLE]
-            outcomes += [_outcome(tables, r, base, best, setup.objective) for p, r in done.items() if p in policies]
+            outcomes += [_judge_run(tables, r, base, best, setup.objective) for p, r in done.items() if p in policies]
     return PolicyComparison(setup.objective, tuple(outcomes), runs)
 
 
-def _outcome(
+def _judge_run(
     tables: PlantTables, run: PolicyRun, default: PolicyRun, oracle: PolicyRun, objective: Objective
 ) -> PolicyOutcome:
     application = run.played.application
@@ -175,7 +175,7 @@ def comparison_json(
     applications: dict[str, dict[str, Any]] = {}
     for o in comparison.outcomes:
         at = None if o.settings is None else _settings_json(plant_of[o.application], o.settings)
-        shares = {name: _rounded(value) for name, value in o.shares.items()}
+        shares = {name: _round_off(value) for name, value in o.shares.items()}
         applications.setdefault(o.application, {})[str(o.policy)] = {**shares, "settings": at}
     objective = comparison.objective
     bounds = {"slowdown": objective.slowdown, "latency_s": objective.latency_s, "cap_w": objective.cap_w}
@@ -206,17 +206,17 @@ def _settings_json(tables: PlantTables, settings: Settings) -> dict[str, float]:
 
 def _mean_json(comparison: PolicyComparison, policy: PolicyName, without: Sequence[str]) -> dict[str, Any]:
     rows = comparison.for_policy(policy)
-    means: dict[str, Any] = {name: _rounded(value) for name, value in comparison.mean(policy).items()}
+    means: dict[str, Any] = {name: _round_off(value) for name, value in comparison.mean(policy).items()}
     means["applications"] = len(rows)
-    means["worst_ed2_gain_over_default"] = _rounded(min(o.ed2_gain_over_default for o in rows))
-    means["worst_slowdown"] = _rounded(max(o.slowdown for o in rows))
-    means["ed2_gain_geometric_mean_with_probing"] = _rounded(geometric_mean_gain(rows))
+    means["worst_ed2_gain_over_default"] = _round_off(min(o.ed2_gain_over_default for o in rows))
+    means["worst_slowdown"] = _round_off(max(o.slowdown for o in rows))
+    means["ed2_gain_geometric_mean_with_probing"] = _round_off(geometric_mean_gain(rows))
     if without:
-        means["ed2_gain_geometric_mean_2_with_probing"] = _rounded(geometric_mean_gain(rows, without))
+        means["ed2_gain_geometric_mean_2_with_probing"] = _round_off(geometric_mean_gain(rows, without))
     return means
 
 
-def _rounded(value: float) -> float:
+def _round_off(value: float) -> float:
     assert np.isfinite(value), "a comparison is not a finite number: this is a bug in Wattcast"
     return float(np.round(value, 9))
 
@@ -296,7 +296,12 @@ def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict
     found = {}
     for name in ("ed2_over_oracle_with_probing", "ed2_over_oracle", "slowdown_with_probing", "slowdown"):
         low, median, high = np.percentile([mean[name] for mean in means], (10, 50, 90))
-        found[name] = {"median": _rounded(median), "p10": _rounded(low), "p90": _rounded(high), "plants": count}
+        found[name] = {
+            "median": _round_off(median),
+            "p10": _round_off(low),
+            "p90": _round_off(high),
+            "plants": count,
+        }
     return found
 
 

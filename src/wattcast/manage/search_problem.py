@@ -210,13 +210,13 @@ class SearchProblem:
             for k in lattice.knobs
         )
         # A fine step changes a knob by about probe_change; the smallest one by what can be told apart.
-        self.stride_down = self._steps(0.75 * tuning.probe_change, down=True)
-        self.stride_up = self._steps(0.75 * tuning.probe_change, down=False)
-        self.finest_down = self._steps(tuning.resolution, down=True)
-        self.finest_up = self._steps(tuning.resolution, down=False)
+        self.stride_down = self._list_step_levels(0.75 * tuning.probe_change, down=True)
+        self.stride_up = self._list_step_levels(0.75 * tuning.probe_change, down=False)
+        self.finest_down = self._list_step_levels(tuning.resolution, down=True)
+        self.finest_up = self._list_step_levels(tuning.resolution, down=False)
         self._sensing: dict[Settings, tuple[Settings, float] | None] = {}
 
-    def _steps(self, change: float, down: bool) -> StepLevels:
+    def _list_step_levels(self, change: float, down: bool) -> StepLevels:
         knobs = self.lattice.knobs
         return tuple(tuple(_step_levels(k, i, down, change) for i in range(len(k.levels))) for k in knobs)
 

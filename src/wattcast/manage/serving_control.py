@@ -236,12 +236,12 @@ class LatencyKeeper:
         self._readings.append((now_s, reading, energy_j))
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
             self._readings.popleft()
-        latest, lately, long = (self._window(seconds) for seconds in (0.0, self.short_s, self.load_s))
+        latest, lately, long = (self._read_window(seconds) for seconds in (0.0, self.short_s, self.load_s))
         if lately.seconds < 0.5 * self.short_s or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0:
             return self.level
         self._note_late(now_s, lately)
         output, tpot_s, ttft_s = long.tokens / long.ttft.count, self._care * self.limits.tpot_s, self.limits.ttft_s
-        steps = self._learn(latest, long, output)
+        steps = self._scale_forecast(latest, long, output)
         a, w = steps.empty_s, steps.request_s
         load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
         load += math.sqrt(long.load / long.seconds)  # a standard error of the count
@@ -272,7 +272,7 @@ class LatencyKeeper:
             is_late = max(late) > 0.01 * lately.ttft.count
             self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
 
-    def _learn(self, latest: _ServingWindow, long: _ServingWindow, output: float) -> StepForecast:
+    def _scale_forecast(self, latest: _ServingWindow, long: _ServingWindow, output: float) -> StepForecast:
         """Return what steps take at each level: as forecast, times what was measured over that.
 
         The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y = w·G/L in an
@@ -307,13 +307,13 @@ class LatencyKeeper:
         """Return the lowest level that did not need more energy per token than one above it at about this load."""
         stayed_s = now_s - self._moved_s
         if stayed_s >= 0.5 * self.short_s:
-            stayed = self._window(min(stayed_s, self.short_s))
+            stayed = self._read_window(min(stayed_s, self.short_s))
             self._spent[self.level] = load, stayed.energy_j / max(stayed.tokens, 1.0)
         alike = {i: joules for i, (at, joules) in self._spent.items() if abs(at / load - 1) < 0.1}
         worse = [i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)]
         return max(worse, default=-1) + 1
 
-    def _window(self, seconds: float) -> _ServingWindow:
+    def _read_window(self, seconds: float) -> _ServingWindow:
         """Return what came in the last seconds, or since the reading before."""
         (now_s, new, new_j), count = self._readings[-1], len(self._readings)
         place = next((i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0)
@@ -413,11 +413,11 @@ class ServingPlant:
             first_s, last_s = engine.first_token_s[request], engine.last_token_s[request]
             if first_s <= now_s and request not in self._begun:  # False for NaN
                 self._begun.add(request)
-                self._note(0, first_s - self._arrival_s[request])
+                self._note_latency(0, first_s - self._arrival_s[request])
                 self._prompt_tokens += self._prompt[request]
             if last_s <= now_s:
                 if self._output[request] > 1:
-                    self._note(1, (last_s - first_s) / (self._output[request] - 1))
+                    self._note_latency(1, (last_s - first_s) / (self._output[request] - 1))
             else:
                 still.append(request)
         self._open = still
@@ -428,7 +428,7 @@ class ServingPlant:
         tokens = engine.decoded + len(self._begun)
         return EngineReading(ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens)
 
-    def _note(self, which: int, seconds: float) -> None:
+    def _note_latency(self, which: int, seconds: float) -> None:
         edges = (TTFT_EDGES, TPOT_EDGES)[which]
         self._counts[which][np.searchsorted(edges, seconds)] += 1
         self._sums[which] += seconds

@@ -188,7 +188,7 @@ def _step_between(view: SearchView, which: int, below: int | None, above: int | 
     wall_below = below is not None and _breaks_bound(view, which, below)
     wall_above = above is not None and _breaks_bound(view, which, above)
     if below is not None and above is not None and not (wall_below or wall_above):
-        return _vertex(view, which, below, above)
+        return _find_vertex(view, which, below, above)
     promise = -2.0 * problem.tuning.worth
     if below is not None and room_below:
         return FineStep(promise, which, here - max(down, (here - below) // (2 if wall_below else 3)), False)
@@ -202,7 +202,7 @@ def _breaks_bound(view: SearchView, which: int, level: int) -> bool:
     return view.score[view.lines[which].along[level]] - view.score[view.best] > 0.5 * BOUND_PENALTY
 
 
-def _vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | None:
+def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | None:
     """Find the lowest point of the parabola through the scores of the best and its two neighbours on a line."""
     problem, here = view.problem, view.best[which]
     logs = problem.log_levels[which]

@@ -106,13 +106,11 @@ class SiteNode:
     def __init__(self, path: Path) -> None:
         self._path, self._link = path, DaemonLink(path)
         self.uuids = [card.uuid for card in self._link.status()]
-        self._claim()
+        self._claim_cards()
 
-    def _claim(self) -> None:
+    def _claim_cards(self) -> None:
         for uuid in self.uuids:
-            reply = self._link.ask(DaemonRequest("claim", uuid))
-            if not reply.ok:
-                raise Refused(reply.say)
+            self.ask(DaemonRequest("claim", uuid))
 
     def close(self) -> None:
         """Give all GPUs back."""
@@ -130,7 +128,7 @@ class SiteNode:
         self._link.close()
         try:
             self._link = DaemonLink(self._path)
-            self._claim()
+            self._claim_cards()
         except WattcastError:
             return False
         return True

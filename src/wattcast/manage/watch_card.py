@@ -131,7 +131,7 @@ def watch_card(
             say(_describe_reading(readings[-1]))
     except KeyboardInterrupt:
         say("interrupted")
-    mean = {name: _mean([getattr(r, name) for r in readings[1:]]) for name in SHOWN}
+    mean = {name: _mean_finite([getattr(r, name) for r in readings[1:]]) for name in SHOWN}
     joules, seconds = readings[-1].energy_j - readings[0].energy_j, readings[-1].at_s - readings[0].at_s
     if math.isfinite(joules) and joules > 0 and seconds > 0:
         mean["power_w"] = float(joules / seconds)
@@ -197,7 +197,7 @@ def find_catalogue_gpu(name: str) -> Gpu | None:
     return None
 
 
-def _mean(values: list[float]) -> float:
+def _mean_finite(values: list[float]) -> float:
     known = [v for v in values if math.isfinite(v)]
     return sum(known) / len(known) if known else math.nan
 
