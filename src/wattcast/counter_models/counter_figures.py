@@ -203,7 +203,9 @@ def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
     """Draw every figure that a fit can show, by file name; ``device`` is named in the captions."""
     figures = {
         "counters-rails-errors": draw_rails_errors(fit, device),
-        "counters-rails-costs": draw_rails_costs(fit, device),
+        "counters-rails-costs": _draw_costs(
+            [c for c in fit.coefficients if c.value > 0], f"{describe_source(fit, device)}; bars 95 %"
+        ),
     }
     study = load_study("multimedia_figures")
     if study is not None:  # the workloads of the H200's own table
@@ -229,11 +231,6 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.set_ylim(0.0, top_w)
     axes.legend(frameon=False, loc="upper left")
     return add_caption(figure, describe_source(fit, device))
-
-
-def draw_rails_costs(fit: RailsFit, device: str = "") -> Figure:
-    """Draw the watts of each cost above zero at its largest measured value, with the 95 % interval."""
-    return _draw_costs([c for c in fit.coefficients if c.value > 0], f"{describe_source(fit, device)}; bars 95 %")
 
 
 def describe_source(fit: RailsFit, device: str) -> str:

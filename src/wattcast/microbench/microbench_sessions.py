@@ -94,7 +94,9 @@ def microbench(
         found = find_benchmarks(names)
         told = (f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in found)
         lines = [f"{b.name:24} {b.group:11} {text}" for b, text in zip(found, told, strict=True)]
-        return VerbResult([b.name for b in found], "\n".join(lines))
+        copies = [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+        lines += [f"{name:24} {'transfer':11} copy by the driver" for name in copies]
+        return VerbResult([*(b.name for b in found), *copies], "\n".join(lines))
     folder = _open_folder(out, repeats, None if counters or target else before)
     if target:
         return VerbResult(note=f"counted {unit_work.count_kernels(folder, budget_s, names, before)} kernels")

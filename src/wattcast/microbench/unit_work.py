@@ -154,7 +154,9 @@ def list_usable_units(
             names = L2_ITSELF
         if unit == "l1" and WAVEFRONTS not in metrics:
             names = (PASSES,)
-        if all(name in metrics for name in names) and has_rate(by_name.get(bench)):
+        rate = by_name.get(bench)
+        measured = rate is not None and rate.operation_s and rate.operation_above_idle_j is not None
+        if measured and all(name in metrics for name in names):
             found[unit] = (bench, names, each)
     return found
 
@@ -279,11 +281,6 @@ def curve_ratio(
     energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, each, strict=True)]
     found = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
     return found[0], found[1]
-
-
-def has_rate(result: MicroRow | None) -> bool:
-    """Return whether a benchmark has time and energy of an operation."""
-    return result is not None and bool(result.operation_s) and result.operation_above_idle_j is not None
 
 
 def make_counted_profile(name: str, counters: Mapping[str, float], results: Sequence[MicroRow]) -> KernelProfile:
