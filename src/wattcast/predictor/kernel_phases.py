@@ -3,7 +3,7 @@
 A kernel of U units on S SMs takes W = ⌈U/S⌉ waves (U/S where blocks are many and small). Its phases
 [Lee2026, IV-B], each corrected by a λ of its group, follow one another:
 
-    fixed   λ_f · launches                                   seconds: start and drain
+    fixed   λ_f · launches                                   start and drain: seconds, or cycles as phase ``start``
     serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the pipeline, dependent steps
     between max(λ_2·B/β_L2, N/ν, λ_d·Q/β_DRAM)                layouts turned (N elements), partial sums, casts
     store   max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     results of tiles, which leave after the main loop
@@ -56,12 +56,14 @@ class LaunchCosts:
     all operators cost the same. ``engine_replays``: an inference engine replays CUDA graphs and prepares the next
     step while the GPU computes (measured: ``serving.host_times``), so that its operators cost the host nothing.
     ``measured``: the cost is that of the user's own host, so that intervals do not hold how far hosts differ.
+    ``start_hz``: the clock at which the fixed times of kernels hold, where they are cycles; None: they are seconds.
     """
 
     host_s_per_operator: Sweepable
     host_weights: Mapping[str, float] = field(default_factory=dict)
     engine_replays: bool = True
     measured: bool = False
+    start_hz: float | None = None
 
     def host_s(self, kinds: Sequence[str]) -> Array:
         """Seconds the host takes to issue operators of these kinds, ``(*sweep, operator)``."""
@@ -102,8 +104,12 @@ def build_timeline(
     tensor_each = (kernels.flop + work.padded_flop).take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(
         tensor_rows, axis=-1
     )
+    start_s = time_factor * fixed_s * work.launches
+    start = (KernelPhase("fixed", None, start_s),)
+    if launch.start_hz is not None:
+        start = (KernelPhase("fixed", None, None), KernelPhase("start", start_s * launch.start_hz, None))
     phases = (
-        KernelPhase("fixed", None, time_factor * fixed_s * work.launches),
+        *start,
         KernelPhase("serial", (time_factor * serial * work.steps) * count_rounds(kernels, gpu.sm_count), None),
         *between,
         KernelPhase("main", on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu))),

@@ -40,8 +40,11 @@ BUSY_EVENT = "busy_sm_cycle"
 
 def count_busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) -> Array:
     """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``; those that wait count less."""
-    fixed_s = timeline.phases[0].seconds
-    working_s = kernel_s if fixed_s is None else kernel_s - fixed_s
+    fixed, *rest = timeline.phases
+    working_s = kernel_s if fixed.seconds is None else kernel_s - fixed.seconds
+    if rest[0].name == "start":
+        assert rest[0].cycles is not None, "a start is of cycles alone"
+        working_s = working_s - rest[0].cycles / effective_hz
     if timeline.waiting_sm != 1.0:
         working_s = working_s - (1.0 - timeline.waiting_sm) * compute_waiting_s(timeline.phases, effective_hz)
     return np.asarray(working_s * effective_hz * timeline.active)

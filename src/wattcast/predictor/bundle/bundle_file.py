@@ -152,6 +152,7 @@ class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     host_per_operator: str
     link_per_message: str = ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
     host_weights: dict[str, float] = {}
+    start_clock: str = ""  # at which fixed times hold, where they are cycles
 
 
 class _ColdFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -290,7 +291,9 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         provenance=file.provenance,
         corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
         launch=LaunchCosts(
-            parse(file.launch.host_per_operator, "s", "launch.host_per_operator"), file.launch.host_weights
+            parse(file.launch.host_per_operator, "s", "launch.host_per_operator"),
+            file.launch.host_weights,
+            start_hz=parse(started, "Hz", "launch.start_clock") if (started := file.launch.start_clock) else None,
         ),
         power=_read_power(file.power, where),
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
@@ -342,7 +345,11 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         gpu=bundle.gpu,
         status=bundle.status,
         provenance=bundle.provenance,
-        launch=LaunchFile(f"{float(launch.host_s_per_operator)!r} s", host_weights=dict(launch.host_weights)),
+        launch=LaunchFile(
+            f"{float(launch.host_s_per_operator)!r} s",
+            host_weights=dict(launch.host_weights),
+            start_clock="" if launch.start_hz is None else f"{launch.start_hz!r} Hz",
+        ),
         corrections={
             name: CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
             for name, c in bundle.corrections.items()

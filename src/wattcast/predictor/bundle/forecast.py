@@ -120,7 +120,6 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     integer_groups: list[str]
     issue_bound: list[str]
     issue_free: float
-    fixed_clock_share: float
     host: dict[str, str]
     idle: IdleRule
     voltage: VoltageRule
@@ -187,7 +186,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         status=FitStatus.FORECAST,
         provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
         corrections=_corrections(parent, gpu, chip, the, kind),
-        launch=_launch(parent, gpu, the),
+        launch=_launch(parent, gpu, the, kind),
         power=_power(gpu, the, power, idle, voltage),
         clock_law=_law(parent, gpu, kind),
         residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
@@ -299,10 +298,9 @@ def _memory(gpu: Gpu, the: ForecastRule) -> MemoryRule:
 def _corrections(
     parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule
 ) -> dict[str, Correction]:
-    """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times scaled by the clock."""
+    """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times as cycles."""
     style = the.styles[kind.style]
-    clocks = _scalar(chip.clocks.max_hz) / _scalar(gpu.clocks.max_hz)
-    slower = 1.0 - the.fixed_clock_share + the.fixed_clock_share * clocks
+    slower = _scalar(chip.clocks.max_hz) / _scalar(gpu.clocks.max_hz)
     lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _lanes(gpu, the)
     found = {}
     for name, c in parent.corrections.items():
@@ -351,10 +349,11 @@ def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Forecast
     return replace(c, memory=max(least, c.memory * rates * slower))
 
 
-def _launch(parent: Bundle, gpu: Gpu, the: ForecastRule) -> LaunchCosts:
+def _launch(parent: Bundle, gpu: Gpu, the: ForecastRule, kind: ArchitectureRule) -> LaunchCosts:
     told = the.host.get(gpu.architecture, the.host["default"])
     host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
-    return replace(parent.launch, host_s_per_operator=host_s)
+    start_hz = None if kind.clock_law else _scalar(gpu.clocks.max_hz)
+    return replace(parent.launch, host_s_per_operator=host_s, start_hz=start_hz)
 
 
 def _law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
