@@ -7,13 +7,14 @@ are fitted to the logarithm of latency, then those on energy to the logarithms o
 
 by Gauss and Newton, with w from Huber's loss ρ so that one odd row does not rule. The set of factors is chosen by
 the loss of rows left out, Σ_i ρ(r_i/(1 - h_i)/σ_i) of the linearised problem [Allen1974, PRESS]. A larger set must
-lower it by two standard deviations squared, and no set has more factors than rows. The smallest set has no factor
-on time and the energy scale, since one number of a process for all operations is what a forecast knows least. With
-one or two rows, the set that may move them most by its priors is taken. Factors that are not learned count as
-noise, σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)²: the host's scatter always, with one or two rows all other factors.
+lower it by two standard deviations squared, and no set has more factors than rows. With one or two rows, the set that
+may move them most by its priors is taken. Factors that are not learned count as noise,
+σ_i² = σ² + Σ_j (∂f_i/∂θ_j · s_j)²: the host's scatter always, with one or two rows all other factors.
 
-Power alone misleads where time is off: a forecast that is a tenth fast draws a tenth too much and takes the right
-joules. So no set is taken that is further from the joules of rows left out than the forecast is.
+From three rows on, nothing is adopted that rows left out do not support. Factors on time must lower the error of
+their latency, factors on energy that of their power and that of their energy, each by one standard error of the mean
+gain. Power alone misleads where time is off: a forecast that is a tenth fast draws a tenth too much and takes the
+right joules. Factors on time without any on energy must not raise the error of energy.
 
 Whole-model rows are analysed once; factors then scale the clock-free timeline directly. That gives the numbers of a
 bundle with those factors (a test holds the two together) at a fraction of the cost.
@@ -28,6 +29,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
 from wattcast.predictor.bundle.calibrated import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
@@ -94,11 +96,13 @@ def scale_timeline(row: AnalysedModel, factors: Mapping[str, float]) -> Timeline
     memory, timeline = factors.get("memory", 1.0), row.timeline
 
     def phase(p: KernelPhase, cycles: Array) -> KernelPhase:
-        fixed = p.name == "fixed"
+        if p.name in ("fixed", "start"):
+            return p
+        on_chip, off_chip = p.cycles, p.seconds
         return KernelPhase(
             p.name,
-            None if p.cycles is None else p.cycles * cycles,
-            p.seconds if p.seconds is None or fixed else p.seconds * memory,
+            None if on_chip is None else on_chip * cycles,
+            None if off_chip is None else off_chip * memory,
         )
 
     return replace(
@@ -134,6 +138,7 @@ ROW_SPREAD = {"latency": 0.12, "power": 0.07}  # of a row: what the model itself
 # and a run is found up to a quarter apart on another day.
 HOST_SCATTER = {"launch": 0.17}
 HUBER_LIMIT = 2.0
+LEAST_ERRORS = 1.0  # standard errors by which what is adopted must lower the error of rows left out
 LEAST_GAIN = 4.0  # by which a larger set must lower the loss of rows left out: two standard deviations, squared
 STEPS = 8
 
@@ -197,9 +202,11 @@ def calibrate_analysed(
         lambda f: np.log(predict_models(rows, f, gpu, bundle)[0]),
         HOST_SCATTER,
     )
-    found = _best(TIME_SETS, on_time)
-    assert found is not None, "nothing guards the factors on time"
-    time = found
+    plain = _fit((), on_time, ())  # the forecast itself as a fit
+    time = _best_set(
+        TIME_SETS, on_time, lambda fit: not fit.chosen or lowers_error(plain.start, fit.left_out, LEAST_ERRORS)
+    )
+    assert time is not None, "the forecast is one of the sets"
     powered = [r for r in rows if r.measured.power_w is not None]
     watts = np.log([r.measured.power_w for r in powered if r.measured.power_w is not None])
     joules = watts + np.log([r.measured.latency_s for r in powered])
@@ -213,19 +220,26 @@ def calibrate_analysed(
 
         return FactorProblem(powered, target, noise, idle_w, logs)
 
-    nothing = np.zeros(0)  # the forecast itself as a fit
-    plain = replace(
-        time, chosen=(), theta=nothing, deviation=nothing, residual=time.start, left_out=time.start, reach=0.0
-    )
-    energy = _fit((), on_energy(plain), ())
-    guard = (len(powered), energy.score(len(powered)))
-    for known in (time, plain):  # where factors on time cost joules, the forecast knew better
-        time = known
-        after = _best(ENERGY_SETS, on_energy(known), guard)
-        if after is not None:
-            energy = after
-            break
-    energy = energy.select_rows(len(powered))
+    count, has_power = len(powered), np.array([r.measured.power_w is not None for r in rows], dtype=bool)
+    off_w, off_j = np.split(_fit((), on_energy(plain), ()).start, [count])  # of the forecast
+
+    def left_out_joules(known: FactorFit, fit: FactorFit) -> Array:
+        """Return the residuals of energy where a row is left out of both fits."""
+        return np.asarray(fit.left_out[count:] + (known.left_out - known.residual)[has_power])
+
+    def fit_energy(known: FactorFit) -> FactorFit | None:
+        def is_supported(fit: FactorFit) -> bool:
+            after = fit.left_out[:count], left_out_joules(known, fit)
+            return all(lowers_error(b, a, LEAST_ERRORS) for b, a in zip((off_w, off_j), after, strict=True))
+
+        return _best_set(ENERGY_SETS, on_energy(known), is_supported)
+
+    energy = fit_energy(time)
+    if energy is None and time.chosen:
+        energy, alone = fit_energy(plain), left_out_joules(time, _fit((), on_energy(time), ()))
+        if energy is not None or percent_errors(alone).mean() > percent_errors(off_j).mean():
+            time = plain
+    energy = (energy or _fit((), on_energy(time), ())).select_rows(count)
     learned = (*time.learned(idle_w), *energy.learned(idle_w))
     factors = {item.name: item.value for item in learned}
     left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
@@ -274,9 +288,9 @@ class FactorFit:
         )
         return replace(self, start=start, residual=residual, left_out=left_out, spread=spread)
 
-    def score(self, first: int = 0) -> float:
-        """Return Huber's loss of the rows left out, from ``first`` on, each over its own deviation."""
-        off = (np.abs(self.left_out) / self.spread)[first:]
+    def score(self) -> float:
+        """Return Huber's loss of the rows left out, each over its own deviation."""
+        off = np.abs(self.left_out) / self.spread
         return float(np.sum(np.where(off < HUBER_LIMIT, off**2, HUBER_LIMIT * (2.0 * off - HUBER_LIMIT))))
 
     @property
@@ -302,23 +316,18 @@ class FactorFit:
         return tuple(found)
 
 
-def _best(
-    sets: Sequence[tuple[str, ...]], problem: FactorProblem, guard: tuple[int, float] | None = None
+def _best_set(
+    sets: Sequence[tuple[str, ...]], problem: FactorProblem, is_supported: Callable[[FactorFit], bool]
 ) -> FactorFit | None:
-    """Choose the set of factors that the rows support.
-
-    ``guard``: an entry and a loss; a set whose loss from that entry on is higher is none. None: all are.
-    """
+    """Choose the set of factors that the rows support; None where they support none."""
     count = len(problem.rows)
     others = tuple(dict.fromkeys(name for s in sets for name in s)) if count < 3 else ()
     fits = [_fit(s, problem, others) for s in [s for s in sets if len(s) <= count] or [()]]
     if count < 3:
         return max(fits, key=lambda f: f.reach)
-    if guard is not None:
-        fits = [fit for fit in fits if fit.score(guard[0]) <= guard[1] * (1.0 + 1e-9)]
-    best = fits[0] if fits else None
-    for fit in fits[1:]:  # sets grow: a later one has to earn its factors
-        if best is not None and best.score() - fit.score() > LEAST_GAIN:
+    best: FactorFit | None = None
+    for fit in filter(is_supported, fits):  # sets grow: a later one has to earn its factors
+        if best is None or best.score() - fit.score() > LEAST_GAIN:
             best = fit
     return best
 

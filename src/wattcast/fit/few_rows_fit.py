@@ -38,6 +38,7 @@ from wattcast.fit.held_out import (
 )
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import IssueSegment
@@ -233,17 +234,11 @@ def _best_levels(
         if not levels:
             best, start = (levels, ratio), ratio
             continue
-        gain = _percent(best[1]) - _percent(ratio)
-        if gain.mean() > GAIN_ERRORS * gain.std(ddof=1) / np.sqrt(len(gain)):
+        if lowers_error(best[1], ratio, GAIN_ERRORS):
             best = levels, ratio
     shift, made, _ = move(rows, gpu, bundle, best[0])
-    means = (float(_percent(r).mean()) if r.size else float("nan") for r in (start, best[1]))
+    means = (float(percent_errors(r).mean()) if r.size else float("nan") for r in (start, best[1]))
     return MovedQuantity(best[0], shift, rows.family, best[1], *means), made
-
-
-def _percent(log_ratio: Array) -> Array:
-    """Return the absolute error of the prediction in percent, from log(measured / predicted)."""
-    return np.asarray(100.0 * np.abs(np.expm1(-log_ratio)))
 
 
 def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:

@@ -19,6 +19,24 @@ def mean_percent_error(found: Array, true: Array) -> float | None:
     return float(100.0 * np.mean(np.abs(found / true - 1.0)))
 
 
+def percent_errors(log_ratio: Array) -> Array:
+    """Return the absolute error of each prediction in percent, from log(measured / predicted)."""
+    return np.asarray(100.0 * np.abs(np.expm1(-log_ratio)))
+
+
+def lowers_error(before: Array, after: Array, least: float) -> bool:
+    """Tell whether the mean error falls by more than ``least`` standard errors of its fall [Breiman1984].
+
+    Both are log(measured / predicted), row by row.
+
+    >>> bias = np.array([-0.10, -0.08, -0.12, -0.09])
+    >>> lowers_error(bias, bias + 0.1, 1.0), lowers_error(bias, bias + np.array([0.1, -0.1, 0.1, -0.1]), 1.0)
+    (True, False)
+    """
+    gain = percent_errors(before) - percent_errors(after)
+    return bool(gain.mean() > least * gain.std(ddof=1) / np.sqrt(gain.size))
+
+
 def make_ledger_row(
     where: str,
     quantity: str,
