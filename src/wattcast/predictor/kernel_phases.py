@@ -105,7 +105,7 @@ def build_timeline(
         tensor_rows, axis=-1
     )
     start_s = time_factor * fixed_s * work.launches
-    start = (KernelPhase("fixed", None, start_s),)
+    start: tuple[KernelPhase, ...] = (KernelPhase("fixed", None, start_s),)
     if launch.start_hz is not None:
         start = (KernelPhase("fixed", None, None), KernelPhase("start", start_s * launch.start_hz, None))
     phases = (
