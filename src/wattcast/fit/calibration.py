@@ -194,13 +194,9 @@ def calibrate_analysed(
     """Adjust a bundle to whole models that were analysed already."""
     idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
     seconds = np.log([r.measured.latency_s for r in rows])
+    spread, scatter = ROW_SPREAD["latency"], HOST_SCATTER
     on_time = FactorProblem(
-        rows,
-        seconds,
-        ROW_SPREAD["latency"],
-        idle_w,
-        lambda f: np.log(predict_models(rows, f, gpu, bundle)[0]),
-        HOST_SCATTER,
+        rows, seconds, spread, idle_w, lambda f: np.log(predict_models(rows, f, gpu, bundle)[0]), scatter
     )
     plain = _fit((), on_time, ())  # the forecast itself as a fit
     time = _best_set(
@@ -210,7 +206,6 @@ def calibrate_analysed(
     powered = [r for r in rows if r.measured.power_w is not None]
     watts = np.log([r.measured.power_w for r in powered if r.measured.power_w is not None])
     joules = watts + np.log([r.measured.latency_s for r in powered])
-
     target, noise = np.concatenate([watts, joules]), ROW_SPREAD["power"] * np.sqrt(2.0)
 
     def on_energy(known: FactorFit) -> FactorProblem:
