@@ -7,6 +7,7 @@ nothing else. ``main(argv, env)`` is what tests call.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import importlib
 import os
@@ -191,12 +192,17 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at exit)
             return ExitCode.OK
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+            if error.errno not in _DISK_ERRORS:
                 return _complain(env, _internal_error(error), ExitCode.FAILED)
             where = f"{error.filename}: " if error.filename else ""
             return _complain(env, f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED)
+        except (csv.Error, UnicodeDecodeError) as error:
+            return _complain(env, f"a given file is no table of text ({error}). Check it.", ExitCode.BAD_INPUT)
         except Exception as error:
             return _complain(env, _internal_error(error), ExitCode.FAILED)
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
 def _internal_error(error: Exception) -> str:

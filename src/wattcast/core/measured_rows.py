@@ -237,12 +237,12 @@ def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") 
 def read_lines(path: Path) -> Iterator[Plain]:
     """Yield the rows of a JSON Lines file; a line torn by a crash is passed over, other damage is not."""
     with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(iter(lambda: stream.readline(_MOST_BYTE), b""), start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line, parse_constant=_refuse_constant)
-            except ValueError:
+            except (ValueError, RecursionError):
                 if not _is_torn(line):
                     raise BadInput(f"{path.name}: line {number} is not valid JSON.") from None
                 continue

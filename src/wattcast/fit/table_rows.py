@@ -110,7 +110,12 @@ def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) ->
     found, notes = find_tables(paths, gpu)
     parts = []
     for file in found:
-        part, said = _read_table(file, gpu, most)
+        from polars.exceptions import PolarsError  # which is there, since tables were found
+
+        try:
+            part, said = _read_table(file, gpu, most)
+        except PolarsError as error:
+            raise bad_value(str(file.path), "a table as CSV or Parquet", str(error).splitlines()[0]) from None
         notes += said
         parts += [part] if part else []
     own = [Path(path) for path in paths if _is_kernel_database(Path(path))]
