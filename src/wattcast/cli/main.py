@@ -191,24 +191,23 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
         except BrokenPipeError:  # `wattcast ... | head` is no failure
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at exit)
             return ExitCode.OK
-        except OSError as error:
-            if error.errno not in _DISK_ERRORS:
-                return _complain(env, _internal_error(error), ExitCode.FAILED)
-            where = f"{error.filename}: " if error.filename else ""
-            return _complain(env, f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED)
-        except (csv.Error, UnicodeDecodeError) as error:
-            return _complain(env, f"a given file is no table of text ({error}). Check it.", ExitCode.BAD_INPUT)
         except Exception as error:
-            return _complain(env, _internal_error(error), ExitCode.FAILED)
+            return _complain(env, *_explain_error(error))
 
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
-def _internal_error(error: Exception) -> str:
+def _explain_error(error: Exception) -> tuple[str, ExitCode]:
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED
+    if isinstance(error, csv.Error | UnicodeDecodeError):
+        return f"a given file is no table of text ({error}). Check it.", ExitCode.BAD_INPUT
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("wattcast"):
-        return f"this needs {error.name}, which is not installed. `wattcast doctor` says how to get it."
-    return f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
+        return f"this needs {error.name}, which is not installed. See `wattcast doctor`.", ExitCode.FAILED
+    said = f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
+    return said, ExitCode.FAILED
 
 
 def _run_command(args: list[str], env: Environment) -> int:

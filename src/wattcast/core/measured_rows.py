@@ -290,8 +290,6 @@ ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
 MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
 CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
-
-
 _CHECKSUM = "wattcast.sha256"
 _MOST_BYTE, _MOST_VALUES = 2**28, 2**25  # of a table: a few bytes may claim billions of equal values
 
