@@ -2,7 +2,7 @@
 
     python studies/engine_host_times.py
 
-prints each value in microseconds, ``expert_layers`` as a ratio. What is argued or from single rows says so in the
+prints each value in microseconds, ratios as they are. What is argued or from single rows says so in the
 file itself.
 """
 
@@ -24,6 +24,8 @@ FITTING = {  # layers
 }
 EXPERTS = ("qwen3-30b-a3b", "mixtral-8x7b-fp8")
 LARGEST_GRAPH = 512  # tokens
+FEWEST_LAUNCHES = 20  # of a run, for their spread
+RATIOS = ("expert_layers", "launch_spread", "launch_memory")
 QUEUED_SHARE = 0.6  # a launch that takes this share of the GPU's time, and then waits, was held up by it
 
 
@@ -36,13 +38,15 @@ def fit_host_times(
     with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
     repeated alike in which the host waits for less than 3 ms. What launching costs without a whole graph is a mean
     over steps, each model counting alike; a step counts where the host is not held up by a GPU that has more launches
-    in its queue than it takes, nor compiles. ``expert_layers`` is a ratio.
+    in its queue than it takes, nor compiles. ``expert_layers`` is a ratio. ``launch_spread`` and ``launch_memory`` are
+    the standard deviation of the logarithm of such a launch and its correlation with the one before, the medians of
+    all runs and both kinds of steps.
     """
     runs = [row for row in records.select_kind("traffic") if row["model"] in layers and not row["held_out_load"]]
     lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds
     pieces: dict[str, list[float]] = {name: [] for name in layers}
     loose: dict[str, list[float]] = {name: [] for name in layers}
-    again, admit_s = [], []
+    again, admit_s, spreads, memories = [], [], [], []
     for run in runs:
         step = records.step_columns_of(run["id"])
         pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
@@ -54,6 +58,12 @@ def fit_host_times(
         admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
         small, free = step["tokens"] <= LARGEST_GRAPH, (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
         pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
+        for kind in (small & ~alone & free, ~small & free):
+            logs = np.log(step["launch_s"][kind])
+            kept = logs <= np.percentile(logs, 99) if len(logs) else np.zeros(0, dtype=bool)
+            if kept.sum() >= FEWEST_LAUNCHES:
+                spreads.append(logs[kept].std())
+                memories.append(np.corrcoef(logs[kept][1:], logs[kept][:-1])[0, 1])
         loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
     alike = [row for row in records.select_kind("decode") if row["model"] in layers and row["wait_s"] < 0.003]
     batch, schedule_s, launch_s, host_s = (
@@ -79,7 +89,8 @@ def fit_host_times(
     found["launch_same_layer"] = float(np.mean(again))
     found["launch_loose_layer"] = float(np.mean([per_layer(n, loose[n]) for n in layers if n not in experts]))
     more = [per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0 for name in layers if name in experts]
-    return found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))}
+    varied = {"launch_spread": float(np.median(spreads)), "launch_memory": float(np.median(memories))}
+    return found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))} | varied
 
 
 def _fit_line(x: Array, y: Array) -> tuple[float, float]:
@@ -91,4 +102,4 @@ def _fit_line(x: Array, y: Array) -> tuple[float, float]:
 
 if __name__ == "__main__":
     for name, value in fit_host_times(load_engine_records("h200")).items():
-        print(f"{name:28} {value if name == 'expert_layers' else 1e6 * value:.4g}")
+        print(f"{name:28} {value if name in RATIOS else 1e6 * value:.4g}")

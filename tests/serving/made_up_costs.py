@@ -31,6 +31,8 @@ NO_HOST = HostTimes(
     expert_layers=0.0,
     latent_layers=0.0,
     shared_layers=0.0,
+    launch_spread=0.0,
+    launch_memory=0.0,
     visible_memory=1.0,
     capture_sizes=tuple(range(1, 513)),
 )

@@ -8,7 +8,7 @@ before its launch:
     D(n) = max(D(n - 1), launched(n)) + d(n)
 
 with D the end on the device and d the step's kernels. A step that is launched piece by piece ends no earlier than its
-last launch. Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache is
+last launch, and how long that takes varies from step to step. Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache is
 full, so a run of k of them is advanced at once; costs are linear in the context, which makes the sum exact but for
 the bends of the table.
 
@@ -20,6 +20,7 @@ the limit (a burst), under steady load it is the limit.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from array import array
 from collections import deque
@@ -27,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -39,6 +41,7 @@ SEGMENT_COLUMNS = (
     *("begin_s", "first_output_s", "last_output_s", "device_begin_s", "device_end_s", "steps", "decodes", "prompts"),
     *("prompt_tokens", "context", "energy_j", "waiting", "cache_use"),
 )
+_LAUNCHES = 4096  # that are drawn; then they come again
 _UNFILLED = 0.46875  # (block - 1) / (2 block) of a block of 16: the share of the last block that is empty on average
 
 
@@ -211,6 +214,16 @@ class _Running:
     begun: int  # decode step at which it began
 
 
+@cache
+def _draw_launches(seed: int, spread: float, memory: float) -> tuple[float, ...]:
+    """Draw launch times as multiples of their mean: lognormal, each correlated with the one before."""
+    logs, last = [], 0.0
+    for drawn in np.random.default_rng(seed).standard_normal(_LAUNCHES).tolist():
+        last = memory * last + math.sqrt(1.0 - memory**2) * drawn
+        logs.append(math.exp(spread * last - 0.5 * spread**2))
+    return tuple(logs)
+
+
 _EVENTS_LEFT: ContextVar[list[int] | None] = ContextVar("events left", default=None)
 
 
@@ -264,6 +277,8 @@ class EngineReplica:
         self._mean_w = costs.idle_w
         self._segments = array("d")  # rows of SEGMENT_COLUMNS, one after another
         self._tokens_a_step = 1 + settings.speculative_tokens
+        host = costs.host
+        self._factors = itertools.cycle(_draw_launches(settings.seed, host.launch_spread, host.launch_memory))
 
     def submit(self, requests: Sequence[int]) -> None:
         """Add requests in order of arrival."""
@@ -397,11 +412,11 @@ class EngineReplica:
         total = prompt_tokens + decodes * self._tokens_a_step
         sampled = decodes * self._tokens_a_step + ended
         asked = (total, decodes, self._context / decodes if decodes else 0.0, sizes, sampled)
-        launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
         if total > host.capture_sizes[-1]:
-            launch_s += host.launch_loose_layer_s * costs.loose_layers
+            layers_s = host.launch_loose_layer_s * costs.loose_layers
         else:
-            launch_s += host.launch_layer_s * costs.layers
+            layers_s = host.launch_layer_s * costs.layers
+        launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes + layers_s * next(self._factors)
         begin_s, device_begin_s = self.now_s, self.device_s
         launch_begin_s = begin_s + host.schedule_s + host.schedule_per_sequence_s * (decodes + len(chunks))
         launch_end_s = launch_begin_s + launch_s

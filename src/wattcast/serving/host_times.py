@@ -173,6 +173,8 @@ class HostTimes:
     expert_layers: float  # layers that launching the fused experts of a layer is worth, without graphs
     latent_layers: float  # layers that latent attention of a layer is worth beside a plain one, without graphs
     shared_layers: float  # layers that a shared expert of a layer is worth, without graphs
+    launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
+    launch_memory: float  # correlation of that logarithm with the one of the step before
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
     capture_sizes: tuple[int, ...]
 
