@@ -38,9 +38,9 @@ def fit_host_times(
     with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
     repeated alike in which the host waits for less than 3 ms. What launching costs without a whole graph is a mean
     over steps, each model counting alike; a step counts where the host is not held up by a GPU that has more launches
-    in its queue than it takes, nor compiles. ``expert_layers`` is a ratio. ``launch_spread`` and ``launch_memory`` are
-    the standard deviation of the logarithm of such a launch and its correlation with the one before, the medians of
-    all runs and both kinds of steps.
+    in its queue than it takes, nor compiles. ``expert_layers`` is a ratio. ``launch_spread`` and ``launch_memory``
+    are the standard deviation of the logarithm of such a launch and its correlation with the one before, the medians
+    of all runs and both kinds of steps.
     """
     runs = [row for row in records.select_kind("traffic") if row["model"] in layers and not row["held_out_load"]]
     lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds

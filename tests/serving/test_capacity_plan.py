@@ -15,10 +15,11 @@ import wattcast
 from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.hardware import Gpu
 from wattcast.serving import capacity_plan
-from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, PlanResult, plan
+from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, PlanResult, SearchRange, plan
 from wattcast.serving.serving_result import LatencyBound, parse_latency_bounds
-from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_costs import StepCosts, TokenCost, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.readers import load_workload
 
 GPUS = ("h100-sxm", "h200", "l40s")  # the last has no links but PCIe, so that pipelines are tried
 
@@ -44,12 +45,13 @@ def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) 
         lanes = options.pp * options.dp
         return replace(costs, gpu=gpu.name, gpu_count=options.tp, stages=options.pp, lanes=lanes)
 
-    def predict_largest(model: object, gpu: Gpu, options: ModelOptions) -> tuple[float, float]:
-        tokens = tabulate(model, gpu, options).tokens
-        seconds, joules = np.split(tokens[-1] / (len(tokens) - 1), 2)
-        return float(seconds.min()), float(joules.min())
+    def predict_largest(model: object, gpu: Gpu, options: ModelOptions) -> TokenCost:
+        costs = tabulate(model, gpu, options)
+        return TokenCost(costs.clock_hz, costs.tokens[-1] / (len(costs.tokens) - 1))
 
-    monkeypatch.setattr(capacity_plan, "MOST_SEQUENCES", (48, 24, 12))  # fewer requests fill a step
+    monkeypatch.setattr(capacity_plan, "MOST_SEQUENCES", (16, 8))  # fewer requests fill a step
+    monkeypatch.setattr(capacity_plan, "LIMIT_SHARES", (1.0, 0.7))
+    monkeypatch.setattr(capacity_plan, "CLOCK_SHARES", (0.8, 0.6))
     monkeypatch.setattr(capacity_plan, "tabulate_step_costs", tabulate)
     monkeypatch.setattr(capacity_plan, "predict_token_cost", predict_largest)
 
@@ -70,6 +72,8 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
             "headroom": float(random.choice([0.0, 0.1, 0.3])),
             "spare_replicas": int(random.choice([0, 0, 1])),
             "tp": tuple(sorted(random.choice([1, 2, 4, 8], size=2, replace=False).tolist())),
+            "pools": tuple(random.choice(["0:1", "1:1", "1:2", "2:1"], size=2, replace=False).tolist()),
+            "site_power": float(10 ** random.uniform(3, 5)) if random.random() < 0.2 else None,
             "requests": 40,
             "electricity": "0.1USD/kWh",
             "carbon": "400g/kWh",
@@ -81,34 +85,31 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
         except WattcastError:
             continue
         served += 1
-        check_plan(found, chips, asked["tp"], f"{seed}: {asked}")
+        tried = SearchRange(tp=asked["tp"], pools=tuple(map(capacity_plan._parse_pools, asked["pools"])))
+        check_plan(found, chips, tried, f"{seed}: {asked}")
     return served
 
 
-def check_plan(found: PlanResult, chips: list[str], tp: tuple[int, ...], job: str) -> None:
+def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str) -> None:
     """Size every option as if there were no other, and take replicas away from the best."""
     demand, best = found.demand, found.best
     tables: dict[Any, Any] = {}
     for name in chips:
-        chip = wattcast.load_gpu(name)
-        limits = capacity_plan._default_limits(chip)
-        limits = limits[:1] if found.aim is PlanAim.GPUS else limits
-        for option in capacity_plan._list_options(demand, chip, (tp, (), ()), limits)[0]:
-            full = capacity_plan._tabulate(demand, option, tables)
+        for option in capacity_plan.list_options(demand, wattcast.load_gpu(name), tried)[0]:
+            full = capacity_plan.tabulate_option(demand, option, tables)
             if isinstance(full, str):
                 continue
-            other = capacity_plan._size(demand, full, found.prices, found.aim, (math.inf, math.inf))
+            other = capacity_plan.size_option(demand, full, (math.inf, math.inf))
             if not isinstance(other, str):
                 assert other is not None
-                rank = capacity_plan._rank(other, found.aim)
-                assert capacity_plan._rank(best, found.aim) <= rank, (job, other.row())
+                assert best.rank <= other.rank, (job, str(best.option), str(other.option), other.make_row())
     for fewer in range(max(best.replicas - demand.spare_replicas - 3, 1), best.replicas - demand.spare_replicas):
         peak_per_s = demand.rate_per_s * (1.0 + demand.headroom) / fewer
-        assert capacity_plan._serve(demand, best.option, peak_per_s, found.prices)[1], (job, fewer, best.row())
+        assert capacity_plan.serve_rate(demand, best.option, peak_per_s)[1], (job, fewer, best.make_row())
 
 
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_random_jobs(monkeypatch, range(3)) >= 2
+    assert check_random_jobs(monkeypatch, range(6)) >= 5
 
 
 @pytest.mark.slow
@@ -124,7 +125,7 @@ def found() -> PlanResult:
 
 
 def test_a_plan_adds_up(found: PlanResult) -> None:
-    row = found.best.row()
+    row = found.best.make_row()
     assert row["gpus"] == row["replicas"] * row["tp"]
     assert row["energy_j_per_request"] * 20 == pytest.approx(row["power_w"], rel=0.15)  # the run ends with a few
     assert row["energy_j_per_token"] * 300 == pytest.approx(row["energy_j_per_request"])
@@ -143,26 +144,69 @@ def test_bounds_hold_at_the_planned_rate_and_break_at_more_than_capacity(found: 
 
 def test_headroom_and_spares_take_replicas(found: PlanResult) -> None:
     demand, each = found.demand, found.best.capacity_per_s
-    assert capacity_plan._count_replicas(replace(demand, rate_per_s=3.5 * each, headroom=0.0), each) == 4
-    assert capacity_plan._count_replicas(replace(demand, rate_per_s=3.5 * each, headroom=0.3), each) == 5
-    assert capacity_plan._count_replicas(replace(demand, rate_per_s=3.5 * each, spare_replicas=2), each) == 6
+    assert replace(demand, rate_per_s=3.5 * each, headroom=0.0).count_replicas(each) == 4
+    assert replace(demand, rate_per_s=3.5 * each, headroom=0.3).count_replicas(each) == 5
+    assert replace(demand, rate_per_s=3.5 * each, spare_replicas=2).count_replicas(each) == 6
 
 
-def test_limits_are_the_cards_own_and_their_risk_is_told() -> None:
-    chip = wattcast.load_gpu("h100-sxm")
-    limits = capacity_plan._default_limits(chip)
-    assert limits[0] == 700.0
-    assert min(limits) >= 200.0
-    low = plan("gpt2", "h100-sxm", rate="1/s", prompt=100, output=20, tp=(1,), power_limits=(limits[-1],))
-    assert "below the default 700 W" in low.best.row()["risk"]
-    full = plan("gpt2", "h100-sxm", rate="1/s", prompt=100, output=20, tp=(1,), power_limits=("700W",))
-    assert full.best.row()["risk"] is None
+def test_limits_and_clocks_are_the_cards_own(found: PlanResult) -> None:
+    demand, chip = found.demand, wattcast.load_gpu("h100-sxm")
+    assert SearchRange().list_settings(demand, chip) == [(700.0, 1980e6)]  # the fewest GPUs run at full speed
+    for other in (replace(demand, aim=PlanAim.ENERGY), replace(demand, site_power_w=1e3)):
+        limits, clocks = zip(*SearchRange().list_settings(other, chip), strict=True)
+        assert (limits[0], clocks[0]) == (700.0, 1980e6)
+        assert min(limits) >= 200.0
+        assert all((1980e6 - clock) % 15e6 == 0 for clock in clocks)
+        assert all(limit == 700.0 or clock == 1980e6 for limit, clock in zip(limits, clocks, strict=True))
+    both = SearchRange(limits_w=(500.0, 600.0), clocks_hz=(1.2e9, 1.501e9))
+    assert both.list_settings(demand, chip) == [(w, c) for w in (500.0, 600.0) for c in (1200e6, 1500e6)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"power_limits": ("385W",)}, "385 W: all was measured under 700 W"),
+        ({"clocks": ("900MHz",)}, "clock of 900 MHz"),
+        ({"power_limits": ("700W",), "clocks": ("1.98GHz",)}, None),
+    ],
+)
+def test_the_risk_of_a_setting_is_told(setting: dict[str, Any], says: str | None) -> None:
+    row = plan(
+        "llama3-8b", "h200", rate="9/s", prompt=400, output=20, tp=(1,), requests=80, **setting
+    ).best.make_row()
+    assert row["risk"] is None if says is None else says in row["risk"]
+
+
+def test_a_capped_clock_costs_what_a_set_clock_does() -> None:
+    """Costs between tabulated clocks are interpolated; predicted at that clock they are nearly the same."""
+    spec, chip = load_workload.find_model("gpt2"), wattcast.load_gpu("h200")
+    assert spec is not None
+    sizes: Any = {"max_tokens": 512, "max_seqs": 32, "longest_context": 512}
+    table = tabulate_step_costs(spec, chip, ModelOptions.from_names(stack="engine"), **sizes)
+    told = tabulate_step_costs(spec, chip, ModelOptions.from_names(stack="engine"), **sizes, clock_hz=1.3e9)
+    capped = table.cap_clock(1.3e9, chip)
+    assert capped.clock_hz[0] == told.clock_hz[0] == 1.3e9
+    assert capped.idle_w == pytest.approx(told.idle_w)
+    for tokens in (1, 8, 32):
+        both = [np.take(costs.decode_cost(tokens, tokens, 200.0), [0, costs.clocks]) for costs in (capped, told)]
+        assert both[0] == pytest.approx(both[1], rel=5e-3)
+    assert table.cap_clock(1.98e9, chip) is table
+
+
+def test_prompts_of_their_own_engines_keep_a_time_per_token_that_mixed_steps_break() -> None:
+    """A prompt of 6000 tokens holds decodes back for longer than 100 ms; engines that only decode do not meet it."""
+    asked: dict[str, Any] = {"rate": "4/s", "prompt": 6000, "output": 60, "tp": (1,), "requests": 100}
+    found = plan("llama3-8b", "h200", tpot="p99:12ms", **asked)
+    row = found.best.make_row()
+    assert (row["prefill_engines"] > 0, row["gpus"]) == (True, row["replicas"] * sum(found.best.option.pools))
+    assert row["tpot_s"]["p99"] <= 0.012
+    assert plan("llama3-8b", "h200", tpot="p99:12ms", pools=("0:1",), **asked).best.gpus > row["gpus"]
 
 
 def test_a_model_that_fits_no_node_is_spread_over_two() -> None:
     """671 GB of fp8 weights: 8 H100 of 80 GB are too few, 16 in two nodes serve."""
     found = plan("deepseek-v3", "h100-sxm", rate="1/s", prompt=500, output=50, tp=(8,), ep=(1,), requests=50)
-    row = found.best.row()
+    row = found.best.make_row()
     assert (row["gpus"], row["layout"], row["replicas"]) == (16, "tp 8 x pp 2", 1)
 
 
@@ -202,6 +246,11 @@ def test_the_command_answers_first(call: Any) -> None:
         (("--minimise", "noise"), "gpus, energy, cost, carbon"),
         (("--ttft", "p99:1us"), "cannot be met even by a single request"),
         (("--site-power", "1W"), "over the site's"),
+        (("--clock", "3GHz"), "the h200 takes, from 345 MHz to 1.98 GHz"),
+        (("--clock", "fast"), "clock"),
+        (("--power-limit", "900W"), "the h200 takes, from 200 W to 700 W"),
+        (("--pools", "1x2"), "such as 1:2"),
+        (("--pools", "0:2"), "such as 1:2"),
     ],
 )
 def test_a_mistake_gets_one_paragraph(call: Any, argv: tuple[str, ...], says: str) -> None:

@@ -159,7 +159,7 @@ def test_mistakes_in_python_name_what_was_wanted() -> None:
     with pytest.raises(UnknownName, match="router"):
         wattcast.simulate("llama3-8b", "h200", rate=1.0, router="rnd")
     with pytest.raises(BadInput, match="seeds"):
-        wattcast.simulate("llama3-8b", "h200", trace=make_trace([0.0], [1], [1]), seeds=2)
+        wattcast.simulate("llama3-8b", "h200", trace=make_trace([0.0], [1], [1]), seeds=0)
 
 
 def test_a_format_that_the_gpu_cannot_multiply_is_refused() -> None:

@@ -202,16 +202,16 @@ def plan(
     tp: Annotated[str, option("Tensor-parallel GPUs to try.")] = "1,2,4,8",
     pp: Annotated[str | None, option("Pipeline stages to try; default: where needed.")] = None,
     ep: Annotated[str | None, option("GPUs that share experts to try; 1: none.")] = None,
-    power_limit: Annotated[
-        str | None, option("To try: 700W,500W; default: the card's, or four where energy counts.")
-    ] = None,
+    power_limit: Annotated[str | None, option("To try: 700W,500W; default: several where energy counts.")] = None,
+    clock: Annotated[str | None, option("Highest clocks to try: 1.98GHz,1.4GHz; default: as above.")] = None,
+    pools: Annotated[str | None, option("Prefill:decode engines to try: 0:1,1:2; default: where needed.")] = None,
     site_power: Annotated[str | None, option("Mean of all GPUs at most: 20kW.")] = None,
     arrivals: Arrivals = "poisson",
     plot: Plot = None,
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Find how many GPUs, how shared, at which power limit; latency percentiles, energy, cost and carbon.
+    """Find how many GPUs, how shared, at which clock or power limit; latencies, energy, cost and carbon.
 
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
     --gpu h100-sxm,h200
@@ -219,10 +219,11 @@ def plan(
     from wattcast.serving import capacity_plan
 
     env: Environment = ctx.obj
-    given = options_besides(ctx, "power_limit", "plot", "json")
+    given = options_besides(ctx, "tp", "pp", "ep", "power_limit", "clock", "pools", "plot", "json")
     given |= {name: _parse_whole_numbers(text, name) for name, text in (("tp", tp), ("pp", pp), ("ep", ep)) if text}
-    given = {name: value for name, value in given.items() if value is not None or name not in ("pp", "ep")}
-    found = capacity_plan.plan(**given, power_limits=power_limit.split(",") if power_limit else ())
+    lists = {"power_limits": power_limit, "clocks": clock, "pools": pools}
+    given |= {name: text.split(",") for name, text in lists.items() if text}
+    found = capacity_plan.plan(**given)
     env.show(found, json, type(found).to_dict, capacity_plan.print_plan, plot, capacity_plan.draw_plan)
 
 

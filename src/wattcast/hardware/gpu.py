@@ -108,6 +108,13 @@ class ClockRange:
         """The lowest clock; 0.3 of the highest is taken where it is not published."""
         return 0.3 * self.max_hz if self.min_hz is None else self.min_hz
 
+    def snap_to_steps(self, clock_hz: Array) -> Array:
+        """Return the clocks nearest to ``clock_hz`` that a driver sets, where their step is published."""
+        if self.step_hz is None:
+            return clock_hz
+        high, step = float(np.max(self.max_hz)), float(np.min(self.step_hz))
+        return high - step * np.round((high - clock_hz) / step)
+
 
 @dataclass(frozen=True)
 class ClockCurve:

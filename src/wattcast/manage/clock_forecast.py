@@ -119,13 +119,9 @@ def build_predicted_plant(
 
 def list_core_clocks(gpu: Gpu, levels: int = LEVELS) -> tuple[float, ...]:
     """List core clocks of a catalogue GPU, on its own steps where they are published."""
-    low, high = gpu.clocks.min_hz, float(np.max(gpu.clocks.max_hz))
-    step = gpu.clocks.step_hz
-    lowest = float(np.min(low)) if low is not None else 0.3 * high
-    wanted = np.linspace(max(lowest, 0.3 * high), high, levels)
-    if step is not None:
-        wanted = high - np.round((high - wanted) / float(np.min(step))) * float(np.min(step))
-    return tuple(float(v) for v in np.unique(wanted))
+    high = float(np.max(gpu.clocks.max_hz))
+    wanted = np.linspace(max(float(np.min(gpu.clocks.lowest_hz)), 0.3 * high), high, levels)
+    return tuple(np.unique(gpu.clocks.snap_to_steps(wanted)).tolist())
 
 
 def forecast_workload(

@@ -1,9 +1,9 @@
 """Plan how many GPUs serve a language model under traffic: screened by arithmetic, decided by simulation.
 
-An option is a kind of GPU, how the GPUs of a replica share the model (``tp``, ``pp``, ``ep``), a power limit and,
-where time per output token is bounded, the sequences of a step. Its plan has the fewest replicas n at which a
-simulated replica meets every latency bound at λ·(1 + headroom) / n; energy, power and percentiles are those at λ / n.
-The same draw of arrivals, stretched in time, serves every rate and every option.
+An option is a kind of GPU, how the GPUs of an engine share the model (``tp``, ``pp``, ``ep``), a power limit or a
+highest clock, the sequences of a step, and engines that compute prompts apart from those that decode. Its plan has
+the fewest replicas n at which a simulated replica meets every latency bound at λ·(1 + headroom) / n; energy, power
+and percentiles are those at λ / n. The same draw of arrivals, stretched in time, serves every rate and every option.
 
 Each option has a bound that it cannot beat: requests a second and joules of a request if every step were as full as
 it can be. The first bound takes one prediction, the largest step; the second all step costs. The option with the best
@@ -14,9 +14,10 @@ option that was left out can be better than the plan returned.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -33,8 +34,7 @@ from wattcast.core.errors import BadInput, WattcastError, bad_value, unknown_nam
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Fabric
-from wattcast.predictor.api import find_gpu
-from wattcast.predictor.bundle.support_widening import learned_distances
+from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
@@ -42,10 +42,11 @@ from wattcast.report.text_tables import print_notes, print_rows
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
-from wattcast.serving.simulate_serving import serve_trace
+from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, serve_trace
 from wattcast.serving.step_costs import StepCosts, predict_token_cost, tabulate_step_costs
+from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
-from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.readers import load_workload
 
 if TYPE_CHECKING:
@@ -54,13 +55,17 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
+CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6)  # of the highest clock
 PERCENTILE = 90.0  # of a latency bound that names none
 MOST_SEQUENCES = (256, 128, 64, 32)
 PIPELINE_STAGES = (2, 3, 4, 6, 8)
+ONE_POOL = (0, 1)  # engines that compute prompts alone, and engines that decode: none, and one that does both
+POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
 MOST_NODES = 4  # of one replica
 REQUESTS = 500  # simulated for each answer
 RUNNERS_UP = 3  # plans that are wanted besides the best
 LIMIT_STEP_W = 5.0
+GROWTH = (2, 5, 10)  # times the rate for which the GPUs are told
 CLOSE_CAPACITY = 1.03  # the rate at which a replica fails over the rate at which it does not
 BUSY_MOST = 0.97  # of what a replica serves that never lacks requests: beyond, queues grow without a bound
 WAVES = 4  # requests of a run over those that fill a step
@@ -78,7 +83,7 @@ class PlanAim(StrEnum):
 
 @dataclass(frozen=True)
 class ServiceDemand:
-    """What is to be served."""
+    """What is to be served, and what the plan has least of."""
 
     model: ModelSpec
     rate_per_s: float
@@ -92,10 +97,76 @@ class ServiceDemand:
     options: ModelOptions = field(default_factory=ModelOptions)
     seed: int = 1
     requests: int = REQUESTS  # simulated for each answer
+    aim: PlanAim = PlanAim.GPUS
+    prices: Prices = field(default_factory=Prices)
 
-    def draw(self, requests: int = 0) -> Trace:
+    @cached_property
+    def seconds_per_request(self) -> float:
+        """Mean time between the arrivals that are simulated."""
+        trace = self.draw_requests()
+        return float(trace.arrival_s[-1]) / len(trace) / self.rate_per_s
+
+    @property
+    def bounds_tokens(self) -> bool:
+        """Whether time per output token is bounded."""
+        return any(bound.quantity == "tpot" for bound in self.bounds)
+
+    def draw_requests(self, requests: int = 0) -> Trace:
         """Draw requests at one a second; another rate stretches the same arrivals."""
         return draw_trace(1.0, self.prompt, self.output, self.arrivals, 0.0, requests or self.requests, self.seed)
+
+    def count_replicas(self, capacity_per_s: float, growth: float = 1.0) -> int:
+        """Return the replicas of a capacity that serve ``growth`` times the rate, headroom and spares included."""
+        needed = growth * self.rate_per_s * (1.0 + self.headroom) / capacity_per_s
+        return max(math.ceil(needed - 1e-9), 1) + self.spare_replicas
+
+    def rank_use(self, gpu: str, gpus: int, joules: float) -> tuple[float, float]:
+        """Return what is minimised first and what decides between equals, for the joules of a request."""
+        if self.aim is PlanAim.GPUS:
+            return float(gpus), joules
+        if self.aim is PlanAim.COST:
+            cost = self.prices.cost(gpu, joules, gpus / self.rate_per_s)
+            return (math.inf if cost is None else cost), joules
+        return joules, float(gpus)  # carbon is energy times one number
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """What options are made of; an empty field stands for what is usual for the card and the demand."""
+
+    tp: tuple[int, ...] = TENSOR_PARALLEL
+    pp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    limits_w: tuple[float, ...] = ()
+    clocks_hz: tuple[float, ...] = ()
+    pools: tuple[tuple[int, int], ...] = ()
+
+    def list_settings(self, demand: ServiceDemand, chip: Gpu) -> list[tuple[float, float]]:
+        """Return power limits with highest clocks that the card can be set to, in whole steps of its range.
+
+        Where energy counts, power limits are tried at the highest clock and clocks at the default limit.
+        """
+        top_w, top_hz = float(np.mean(chip.power.limit_w)), float(np.max(chip.clocks.max_hz))
+        low_w = 0.0 if chip.power.min_limit_w is None else float(np.min(chip.power.min_limit_w))
+        high_w = top_w if chip.power.max_limit_w is None else float(np.max(chip.power.max_limit_w))
+        low_hz = float(np.min(chip.clocks.lowest_hz))
+        asked = ("power limit", self.limits_w, low_w, high_w, "W"), ("clock", self.clocks_hz, low_hz, top_hz, "Hz")
+        for name, values, low, high, unit in asked:
+            for value in values:
+                if not low <= value <= high:
+                    span = f"from {units.show(low, unit)} to {units.show(high, unit)}"
+                    raise bad_value(name, f"one that the {chip.name} takes, {span}", units.show(value, unit))
+        if self.limits_w or self.clocks_hz:
+            clocks = chip.clocks.snap_to_steps(np.array(self.clocks_hz or (top_hz,))).tolist()
+            return [(watts, clock) for watts in self.limits_w or (top_w,) for clock in clocks]
+        if demand.aim is PlanAim.GPUS and demand.site_power_w == math.inf:
+            return [(top_w, top_hz)]
+        limits = [round(top_w * share / LIMIT_STEP_W) * LIMIT_STEP_W for share in LIMIT_SHARES]
+        clocks = [clock for clock in chip.clocks.snap_to_steps(top_hz * np.array(CLOCK_SHARES)) if clock >= low_hz]
+        return [
+            *((watts, top_hz) for watts in limits if watts >= (low_w or top_w)),
+            *((top_w, float(clock)) for clock in clocks),
+        ]
 
 
 @dataclass(frozen=True)
@@ -103,17 +174,20 @@ class PlanOption:
     """One way to serve: a replica and its limits, with the bounds that arithmetic gives it."""
 
     gpu: Gpu
-    shared: ModelOptions  # how its GPUs share the model
+    shared: ModelOptions  # how the GPUs of an engine share the model
     power_limit_w: float
+    clock_hz: float  # the highest
     max_seqs: int  # a step may hold
-    most_per_s: float  # requests a second of a replica, at the very most
-    least_j: float  # joules of a request on all GPUs of a replica, at the very least
+    pools: tuple[int, int]  # engines that compute prompts alone, engines that decode
+    most_per_s: float = math.inf  # requests a second of a replica, at the very most
+    least_j: float = 0.0  # joules of a request beyond what its GPUs draw idle, at the very least
+    idle_w: float = 0.0  # of one GPU
     costs: StepCosts | None = None  # None: the bounds are those of the largest step
 
     @property
     def gpus(self) -> int:
         """GPUs of a replica."""
-        return self.shared.gpu_count
+        return self.shared.gpu_count * sum(self.pools)
 
     @property
     def layout(self) -> str:
@@ -122,10 +196,30 @@ class PlanOption:
         words = [
             f"{name} {getattr(own, name)}" for name in ("tp", "pp", "dp") if name == "tp" or getattr(own, name) > 1
         ]
-        return " x ".join(words) + (f", ep {own.ep}" if own.ep > 1 else "")
+        apart = f", {self.pools[0]} prefill + {self.pools[1]} decode" if self.pools[0] else ""
+        return " x ".join(words) + (f", ep {own.ep}" if own.ep > 1 else "") + apart
+
+    @property
+    def setting(self) -> str:
+        """Say to what the card is set: ``1.2 GHz``, or a power limit where the highest clock may be used."""
+        capped = self.clock_hz < float(np.max(self.gpu.clocks.max_hz))
+        limited = not capped or self.power_limit_w < float(np.mean(self.gpu.power.limit_w))
+        words = [units.show(self.clock_hz, "Hz")] * capped + [f"{self.power_limit_w:.0f} W"] * limited
+        return ", ".join(words)
+
+    @property
+    def key(self) -> Hashable:
+        """What a replica is made of, whichever its settings and its batch limit."""
+        return (self.gpu.name, self.shared, self.pools)
+
+    def bound_rank(self, demand: ServiceDemand, replicas: int = 0) -> tuple[float, float]:
+        """Return a rank that no plan of so many replicas can beat, or of any number."""
+        gpus = (replicas or demand.count_replicas(self.most_per_s)) * self.gpus
+        idle_j = BOUND_SLACK * gpus * self.idle_w * demand.seconds_per_request
+        return demand.rank_use(self.gpu.name, gpus, self.least_j + idle_j)
 
     def __str__(self) -> str:
-        return f"{self.gpu.name}, {self.layout}, {self.power_limit_w:.0f} W"
+        return f"{self.gpu.name}, {self.layout}, {self.setting}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +231,7 @@ class ServingPlan:
     held_per_s: float  # requests a second that one replica was seen to serve within all bounds
     result: ServingResult  # of one replica at its share of the rate
     demand: ServiceDemand
-    prices: Prices
+    peak_batch: int  # sequences of the largest step, at the rate with headroom too
     failed_per_s: float = math.inf  # that one replica was seen to fail at
     failed: str = ""
 
@@ -147,7 +241,7 @@ class ServingPlan:
         low, high, binds = self.held_per_s, min(self.failed_per_s, self.option.most_per_s), self.failed
         while high > CLOSE_CAPACITY * low:
             middle = math.sqrt(low * high)
-            _, failed = _serve(self.demand, self.option, middle, self.prices)
+            _, failed = serve_rate(self.demand, self.option, middle)
             low, high, binds = (low, middle, failed) if failed else (middle, high, binds)
         return low, binds or "throughput"
 
@@ -187,11 +281,46 @@ class ServingPlan:
         """Output tokens of all replicas in a second."""
         return self.demand.rate_per_s * float(self.result.trace.output_tokens.mean())
 
-    def row(self) -> dict[str, Any]:
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What the demand minimises first, and what decides between equals."""
+        return self.demand.rank_use(self.option.gpu.name, self.gpus, self.energy_j_per_request)
+
+    @cached_property
+    def risk(self) -> str | None:
+        """How far clock and power limit are from what was measured, where they are not the card's own."""
+        option, demand = self.option, self.demand
+        chip = option.gpu
+        clock_hz = option.clock_hz if option.clock_hz < float(np.max(chip.clocks.max_hz)) else None
+        limit_w = option.power_limit_w if option.power_limit_w < 0.999 * float(np.mean(chip.power.limit_w)) else None
+        if clock_hz is None and limit_w is None:
+            return None
+        batch = max(round(self.result.summarise()["batch"]["max"]), 1)
+        context = max(int((self.result.trace.prompt_tokens + self.result.trace.output_tokens / 2).mean()), 1)
+        step = replace(option.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+        found = predict(build_graph(demand.model, step), chip, host_launch=0.0, clock=clock_hz, power_limit=limit_w)
+        told = [d for d in found.support.distances if d.dimension in ("clock", "power limit")]
+        if told:
+            word = SupportWord.FAR if any(d.word is SupportWord.FAR for d in told) else SupportWord.NEAR
+            return f"{word} from what was measured: {'; '.join(d.reason for d in told)}"
+        unknown = found.support.word is not SupportWord.MEASURED
+        return f"{found.support.word}: nothing was measured at {option.setting}" if unknown else None
+
+    def holds_for(self, option: PlanOption) -> bool:
+        """Whether an option with a smaller batch limit serves in the same way, since no step was full."""
+        fits = self.peak_batch * option.shared.pp <= option.max_seqs <= self.option.max_seqs
+        return fits and self.failed in ("", "throughput")
+
+    def list_growth(self) -> list[dict[str, float]]:
+        """Return the GPUs that several times the rate take, by the capacity of one replica."""
+        counts = {times: self.demand.count_replicas(self.capacity_per_s, times) for times in GROWTH}
+        return [{"times": times, "gpus": count * self.option.gpus} for times, count in counts.items()]
+
+    def make_row(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        seconds = 1.0 / self.demand.rate_per_s
-        cost = self.prices.cost(self.option.gpu.name, self.energy_j_per_request, self.gpus * seconds)
-        carbon = self.prices.carbon_g(self.energy_j_per_request)
+        prices, seconds = self.demand.prices, 1.0 / self.demand.rate_per_s
+        cost = prices.cost(self.option.gpu.name, self.energy_j_per_request, self.gpus * seconds)
+        carbon = prices.carbon_g(self.energy_j_per_request)
         million = 1e6 / (self.output_tokens_per_s * seconds)
         found = self.result.summarise()
         return {
@@ -200,7 +329,10 @@ class ServingPlan:
             "replicas": self.replicas,
             "layout": self.option.layout,
             **{name: getattr(self.option.shared, name) for name in ("tp", "pp", "dp", "ep")},
+            **dict(zip(("prefill_engines", "decode_engines"), self.option.pools, strict=True)),
             "power_limit_w": self.option.power_limit_w,
+            "clock_hz": self.option.clock_hz,
+            "setting": self.option.setting,
             "max_seqs": self.option.max_seqs,
             "rate_per_replica_per_s": self.demand.rate_per_s / self.replicas,
             "capacity_per_replica_per_s": self.capacity_per_s,
@@ -216,7 +348,8 @@ class ServingPlan:
             "carbon_g_per_request": carbon,
             "carbon_g_per_million_tokens": None if carbon is None else carbon * million,
             "binds": self.binds,
-            "risk": _risk(self.option),
+            "growth": self.list_growth(),
+            "risk": self.risk,
         }
 
 
@@ -225,11 +358,9 @@ class PlanResult:
     """The best plan, all others that were simulated, and why some GPUs cannot serve."""
 
     demand: ServiceDemand
-    aim: PlanAim
-    plans: tuple[ServingPlan, ...]  # best first
-    refused: tuple[str, ...]
-    screened: int  # options that arithmetic left out
-    prices: Prices
+    plans: tuple[ServingPlan, ...] = ()  # best first
+    refused: tuple[str, ...] = ()
+    screened: int = 0  # options that arithmetic left out
 
     @property
     def best(self) -> ServingPlan:
@@ -250,11 +381,11 @@ class PlanResult:
             "rate_per_s": self.demand.rate_per_s,
             "prompt": self.demand.prompt,
             "output": self.demand.output,
-            "minimise": str(self.aim),
-            "currency": self.prices.currency or None,
-            "best": self.best.row(),
-            "plans": [plan.row() for plan in self.plans],
-            "pareto": [plan.row() for plan in self.front],
+            "minimise": str(self.demand.aim),
+            "currency": self.demand.prices.currency or None,
+            "best": self.best.make_row(),
+            "plans": [plan.make_row() for plan in self.plans],
+            "pareto": [plan.make_row() for plan in self.front],
             "refused": list(self.refused),
             "assumptions": list_plan_notes(self),
         }
@@ -274,6 +405,8 @@ def plan(
     pp: Sequence[int] = (),
     ep: Sequence[int] = (),
     power_limits: Sequence[str | float] = (),
+    clocks: Sequence[str | float] = (),
+    pools: Sequence[str] = (),
     headroom: str | float = 0.1,
     spare_replicas: int = 0,
     site_power: str | float | None = None,
@@ -288,33 +421,35 @@ def plan(
 ) -> PlanResult:
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
 
-    The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits and batch limits is
-    found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default limit.
-    Pipeline stages (``pp``) are tried where a model does not fit into a node or its GPUs are joined by PCIe alone,
-    and whole experts on each GPU (``ep``; more than ``tp``: data-parallel engines share them) beside shared ones. A
-    latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated for each answer.
+    The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits, clocks and batch
+    limits is found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default
+    limit and highest clock, unless ``site_power`` bounds the power of all GPUs. Pipeline stages (``pp``) are tried
+    where a model does not fit into a node or its GPUs are joined by PCIe alone, and whole experts on each GPU
+    (``ep``; more than ``tp``: data-parallel engines share them) beside shared ones. ``pools`` are engines that
+    compute prompts and engines that decode in a replica, such as ``1:2``; some are tried where
+    ``tpot`` is what binds engines that do both. A latency without a percentile is that of 9 in 10 requests.
+    ``requests`` are simulated for each answer.
     """
-    spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
-    if spec is None or spec.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
-    if minimise not in list(PlanAim):
-        raise unknown_name("objective", minimise, list(PlanAim), f"Known: {', '.join(PlanAim)}.")
-    demand = ServiceDemand(
-        spec,
-        units.parse_amount(rate, "/s", "rate", inclusive=False),
-        prompt,
-        output,
+    demand = read_demand(
+        model,
+        rate,
         (*parse_latency_bounds("ttft", ttft, PERCENTILE), *parse_latency_bounds("tpot", tpot, PERCENTILE)),
-        units.parse_amount(headroom, "", "headroom"),
-        spare_replicas,
-        math.inf if site_power is None else units.parse_amount(site_power, "W", "site_power", inclusive=False),
-        arrivals,
-        ModelOptions.from_names(
+        prompt=prompt,
+        output=output,
+        headroom=units.parse_amount(headroom, "", "headroom"),
+        spare_replicas=spare_replicas,
+        site_power_w=math.inf
+        if site_power is None
+        else units.parse_amount(site_power, "W", "site_power", inclusive=False),
+        arrivals=arrivals,
+        options=ModelOptions.from_names(
             dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, weights=weights, stack="engine"
         ),
-        seed,
-        requests,
+        seed=seed,
+        requests=requests,
     )
+    if minimise not in list(PlanAim):
+        raise unknown_name("objective", minimise, list(PlanAim), f"Known: {', '.join(PlanAim)}.")
     if spare_replicas < 0:
         raise bad_value("spare_replicas", "zero or more", spare_replicas)
     chips = [find_gpu(name) for name in (gpu.split(",") if isinstance(gpu, str) else gpu)]
@@ -323,87 +458,115 @@ def plan(
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
-    limits_w = [units.parse_amount(w, "W", "power_limit", inclusive=False) for w in power_limits]
-    return _search(demand, chips, aim, money, (tuple(tp), tuple(pp), tuple(ep)), limits_w)
+    tried = SearchRange(
+        tuple(tp),
+        tuple(pp),
+        tuple(ep),
+        tuple(units.parse_amount(watts, "W", "power_limit", inclusive=False) for watts in power_limits),
+        tuple(units.parse_amount(clock, "Hz", "clock", inclusive=False) for clock in clocks),
+        tuple(map(_parse_pools, pools)),
+    )
+    demand = replace(demand, aim=aim, prices=money)
+    found = _search_options(PlanResult(demand), chips, tried)
+    if demand.bounds_tokens and not tried.pools and (not found.plans or "TPOT" in found.best.failed):
+        found = _search_options(found, chips, replace(tried, pools=POOLS))
+    if not found.plans:
+        raise BadInput("this cannot be served as asked. " + " ".join(found.refused))
+    return found
 
 
-def _search(
-    demand: ServiceDemand,
-    chips: Sequence[Gpu],
-    aim: PlanAim,
-    prices: Prices,
-    sizes: tuple[tuple[int, ...], ...],
-    limits_w: Sequence[float],
-) -> PlanResult:
-    """Simulate options in the order of their bounds until none can be better than the best."""
-    refused: list[str] = []
+def read_demand(
+    model: str | Path | ModelSpec, rate: str | float, bounds: tuple[LatencyBound, ...], **more: Any
+) -> ServiceDemand:
+    """Return the demand for a language model by its name or file; ``more`` are fields of ``ServiceDemand``."""
+    spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
+    if spec is None or spec.kind is not ModelKind.LANGUAGE:
+        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
+    return ServiceDemand(spec, units.parse_amount(rate, "/s", "rate", inclusive=False), bounds=bounds, **more)
+
+
+def _parse_pools(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"\s*(\d{1,2}):([1-9]\d?)\s*", text)
+    if not found or (text.strip().startswith("0:") and text.strip() != "0:1"):
+        raise bad_value("pools", "engines for prompts and engines that decode, such as 1:2, or 0:1 for none", text)
+    return int(found[1]), int(found[2])
+
+
+def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange) -> PlanResult:
+    """Simulate options in the order of their bounds until none can be better than the best, those known included."""
+    demand, refused, screened = known.demand, [*known.refused], known.screened
     queue: list[tuple[tuple[float, float], int, PlanOption]] = []
     tables: dict[tuple[str, ModelOptions], StepCosts | str] = {}
-    best: dict[tuple[str, ModelOptions, float], ServingPlan] = {}  # of each option, whichever its batch limit
-    number = 0
+    best = {made.option.key: made for made in known.plans}  # of each replica, whichever its settings
+    sized: dict[Hashable, ServingPlan] = {}  # with a larger batch limit
     for chip in chips:
-        own = _default_limits(chip)
-        found, why = _list_options(demand, chip, sizes, limits_w or (own[:1] if aim is PlanAim.GPUS else own))
+        found, why = list_options(demand, chip, tried)
         refused += why
-        queue += [(_bound(demand, option, aim, prices), number + place, option) for place, option in enumerate(found)]
-        number += len(found)
+        queue += [(option.bound_rank(demand), len(queue) + i, option) for i, option in enumerate(found)]
     heapq.heapify(queue)
     while queue:
         bound, place, option = queue[0]
-        ranks = sorted(_rank(made, aim) for made in best.values())
+        ranks = sorted(made.rank for made in best.values())
         most = ranks[RUNNERS_UP] if len(ranks) > RUNNERS_UP else (math.inf, math.inf)
         if bound > most:
             break
         heapq.heappop(queue)
+        own, like = best.get(option.key), sized.get((option.key, option.setting))
+        if (own is not None and bound > own.rank) or (like is not None and like.holds_for(option)):
+            screened += 1
+            continue
         if option.costs is None:
-            refined = _tabulate(demand, option, tables)
+            refined = tabulate_option(demand, option, tables)
             if isinstance(refined, str):
                 refused.append(refined)
             else:
-                heapq.heappush(queue, (_bound(demand, refined, aim, prices), place, refined))
+                heapq.heappush(queue, (refined.bound_rank(demand), place, refined))
             continue
-        key = (option.gpu.name, option.shared, option.power_limit_w)
-        made = _size(demand, option, prices, aim, min(most, _rank(best[key], aim)) if key in best else most)
+        made = size_option(demand, option, most if own is None else min(most, own.rank))
         if isinstance(made, str):
             refused.append(made)
-        elif made is not None and (key not in best or _rank(made, aim) < _rank(best[key], aim)):
-            best[key] = made
-    same = r"(tp|pp|dp|ep) \d+( x |, )?|[\d.]+ (GB|W)|\d+ tokens|(the|each) "
+        elif made is not None:
+            sized[option.key, option.setting] = made
+            best[option.key] = min(made, own or made, key=lambda one: one.rank)
+    same = r"(tp|pp|dp|ep) \d+( x |, )?|\d+ prefill \+ \d+ decode(, )?|[\d.]+ (GB|W|[MG]Hz)|\d+ tokens|(the|each) "
     refused = list({re.sub(same, "", text): text for text in refused}.values())  # of replicas of the most GPUs
-    if not best:
-        raise BadInput("this cannot be served as asked. " + " ".join(refused))
-    plans = sorted(best.values(), key=lambda made: _rank(made, aim))
-    return PlanResult(demand, aim, tuple(plans), tuple(refused), len(queue), prices)
+    plans = sorted(best.values(), key=lambda made: made.rank)
+    return PlanResult(demand, tuple(plans), tuple(refused), screened + len(queue))
 
 
-def _list_options(
-    demand: ServiceDemand, chip: Gpu, sizes: tuple[tuple[int, ...], ...], limits_w: Sequence[float]
-) -> tuple[list[PlanOption], list[str]]:
+def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[list[PlanOption], list[str]]:
     """Return every option of a GPU with its first bounds, and a sentence for each replica that cannot be."""
-    trace = demand.draw()
+    trace = demand.draw_requests()
     tokens = float(trace.prompt_tokens.mean() + trace.output_tokens.mean()) - 1.0
-    batches = MOST_SEQUENCES if any(bound.quantity == "tpot" for bound in demand.bounds) else MOST_SEQUENCES[:1]
+    batches = MOST_SEQUENCES if demand.bounds_tokens else MOST_SEQUENCES[:1]
+    pools = tried.pools or (ONE_POOL,)
+    settings = tried.list_settings(demand, chip)
     found: list[PlanOption] = []
     refused: list[str] = []
-    for shared in _list_layouts(demand, chip, sizes, found):
-        option = PlanOption(chip, shared, 0.0, 0, 0.0, 0.0)
+    for shared in _list_layouts(demand, chip, tried, found):
         try:
-            second, joule = predict_token_cost(demand.model, chip, shared)
+            cost = predict_token_cost(demand.model, chip, shared)
         except WattcastError as error:
-            if shared.pp == 1 or sizes[1] or not isinstance(error, BadInput):  # stages would not mend it
-                refused.append(f"{chip.name}, {option.layout}: {str(error).rstrip('.')}.")
+            if shared.pp == 1 or tried.pp or not isinstance(error, BadInput):  # stages would not mend it
+                layout = PlanOption(chip, shared, 0.0, 0.0, 0, ONE_POOL).layout
+                refused.append(f"{chip.name}, {layout}: {str(error).rstrip('.')}.")
             continue
-        per_s = shared.pp * shared.dp / (BOUND_SLACK * second * tokens)
-        least_j = BOUND_SLACK * joule * tokens * shared.tp
-        found += [PlanOption(chip, shared, watts, most, per_s, least_j) for watts in limits_w for most in batches]
+        lanes = shared.pp * shared.dp
+        for (watts, clock_hz), most, engines in itertools.product(settings, batches, pools):
+            if engines[0] and lanes > 1:
+                continue
+            second, joule = cost.least_cost(clock_hz)
+            per_s = lanes * sum(engines) / (BOUND_SLACK * second * tokens)
+            least_j = BOUND_SLACK * joule * tokens * shared.tp
+            found.append(PlanOption(chip, shared, watts, clock_hz, most, engines, per_s, least_j))
     return found, refused
 
 
 def _list_layouts(
-    demand: ServiceDemand, chip: Gpu, sizes: tuple[tuple[int, ...], ...], found: Sequence[PlanOption]
+    demand: ServiceDemand, chip: Gpu, tried: SearchRange, found: Sequence[PlanOption]
 ) -> Iterator[ModelOptions]:
     """Yield how GPUs may share the model; what crosses nodes only while ``found`` has nothing that stays inside."""
-    tp, pp, ep = sizes
+    tp, pp, ep = tried.tp, tried.pp, tried.ep
     node = chip.node or node_of_gpu(chip.name)
     experts = getattr(demand.model.dims, "experts", 0)
     most = node.gpu_count
@@ -424,12 +587,12 @@ def _list_layouts(
                     yield replace(demand.options, tp=count, pp=deep, dp=dp, ep=share)
 
 
-def _tabulate(
+def tabulate_option(
     demand: ServiceDemand, option: PlanOption, tables: dict[tuple[str, ModelOptions], StepCosts | str]
 ) -> PlanOption | str:
     """Return an option with its step costs and the bounds that follow; a sentence says why there are none."""
     key, chip = (option.gpu.name, option.shared), option.gpu
-    trace = demand.draw()
+    trace = demand.draw_requests()
     if key not in tables:
         longest = int((trace.prompt_tokens + trace.output_tokens).max())
         try:
@@ -449,105 +612,84 @@ def _tabulate(
     if isinstance(table, str):
         return table
     governor = table.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
+    costs = replace(table.cap_clock(option.clock_hz, chip), limit_w=option.power_limit_w * governor)
     lengths = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
-    per_s, joules = _step_bounds(table, max(option.max_seqs // table.stages, 1), *lengths)
-    seconds_idle = float(trace.arrival_s[-1]) / len(trace) / demand.rate_per_s
-    idle_j = BOUND_SLACK * _count_replicas(demand, per_s * table.lanes) * option.gpus * table.idle_w * seconds_idle
+    per_s, joules = _bound_steps(costs, max(option.max_seqs // costs.stages, 1), option.pools, *lengths)
     return replace(
         option,
-        costs=replace(table, limit_w=option.power_limit_w * governor),
-        most_per_s=per_s * table.lanes,
-        least_j=max(joules * table.gpu_count, idle_j),
+        costs=costs,
+        most_per_s=per_s * costs.lanes,
+        least_j=joules * costs.gpu_count,
+        idle_w=costs.idle_w,
     )
 
 
-def _default_limits(chip: Gpu) -> list[float]:
-    """Return power limits the card can be set to, in whole steps of its range."""
-    top = float(np.mean(chip.power.limit_w))
-    least = float(np.mean(chip.power.min_limit_w)) if chip.power.min_limit_w is not None else top
-    shares = [round(top * share / LIMIT_STEP_W) * LIMIT_STEP_W for share in LIMIT_SHARES]
-    return [watts for watts in shares if watts >= least] or [top]
+def _bound_steps(
+    costs: StepCosts, seqs: int, pools: tuple[int, int], prompt: float, output: float
+) -> tuple[float, float]:
+    """Return the most requests a second of a lane, or of pools, and the least joules of a request on one of its GPUs.
 
-
-def _step_bounds(costs: StepCosts, seqs: int, prompt: float, output: float) -> tuple[float, float]:
-    """Return the most requests a second of a lane, and the least joules of a request on one of its GPUs.
+    The joules are those beyond idle power.
 
     A step over T tokens costs at least a + b·T, where b is a token's cost in the largest step. A request has P prompt
-    tokens and takes part in O - 1 decode steps, each shared by B sequences at most, so it costs at least
-    a·(O - 1)/B + b·(P + O - 1) and its own attention.
+    tokens, which cost b·P and their own attention, and takes part in O - 1 decode steps, each shared by B sequences
+    at most, which cost at least (O - 1)·(a/B + b) and its own attention.
     """
     sizes = np.arange(1, len(costs.tokens))[:, np.newaxis]
     per_token = costs.tokens[-1] / sizes[-1]
     per_step = np.maximum((costs.tokens[1:] - per_token * sizes).min(axis=0), 0.0)
     context = prompt + output / 2.0
     most = max(min(seqs, int(costs.cache_tokens / max(prompt, 1.0))), 1)
-    own = costs.prompt[min(max(round(prompt), 1), len(costs.prompt) - 1)]
     alone = [costs.decode_cost(b, b, context) - costs.tokens[costs.padded[b]] for b in (1, most)]
-    attention = np.minimum(alone[0], alone[1] / most)
-    taken = (
-        own + per_token * (prompt + output - 1.0) + (output - 1.0) * (per_step / most + np.maximum(attention, 0.0))
-    )
-    seconds, joules = float(taken[: costs.clocks].min()), float(taken[costs.clocks :].min())
-    return 1.0 / (BOUND_SLACK * seconds), BOUND_SLACK * joules
+    attention = np.maximum(np.minimum(alone[0], alone[1] / most), 0.0)
+    first = costs.prompt[min(max(round(prompt), 1), len(costs.prompt) - 1)] + per_token * prompt
+    later = (output - 1.0) * (per_token + per_step / most + attention)
+    seconds, joules = np.split(first + later, 2)
+    beyond_j = float((joules - costs.idle_w * seconds)[: costs.count_governed_clocks()].min())
+    prompt_s, decode_s = (float(taken[: costs.clocks].min()) for taken in (first, later))
+    engines = (max(pools[0] / prompt_s, 1e-9), pools[1] / max(decode_s, 1e-12)) if pools[0] else ()
+    per_s = min(engines) if engines else 1.0 / float(seconds.min())
+    return per_s / BOUND_SLACK, BOUND_SLACK * max(beyond_j, 0.0)
 
 
-def _count_replicas(demand: ServiceDemand, capacity_per_s: float) -> int:
-    needed = demand.rate_per_s * (1.0 + demand.headroom) / capacity_per_s
-    return max(math.ceil(needed - 1e-9), 1) + demand.spare_replicas
-
-
-def _bound(demand: ServiceDemand, option: PlanOption, aim: PlanAim, prices: Prices) -> tuple[float, float]:
-    """Return a rank that no plan of this option can beat."""
-    gpus = _count_replicas(demand, option.most_per_s) * option.gpus
-    return _score(demand, option.gpu.name, gpus, option.least_j, aim, prices)
-
-
-def _rank(plan: ServingPlan, aim: PlanAim) -> tuple[float, float]:
-    return _score(plan.demand, plan.option.gpu.name, plan.gpus, plan.energy_j_per_request, aim, plan.prices)
-
-
-def _score(
-    demand: ServiceDemand, gpu: str, gpus: int, joules: float, aim: PlanAim, prices: Prices
-) -> tuple[float, float]:
-    """Return what is minimised first and what decides between equals."""
-    if aim is PlanAim.GPUS:
-        return float(gpus), joules
-    if aim is PlanAim.COST:
-        cost = prices.cost(gpu, joules, gpus / demand.rate_per_s)
-        return (math.inf if cost is None else cost), joules
-    return joules, float(gpus)  # carbon is energy times one number
-
-
-def _saturate(demand: ServiceDemand, option: PlanOption) -> PlanOption:
+def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
     """Return an option that serves no more than a replica which never lacks requests, less a margin for its queue."""
     assert option.costs is not None
     seqs = max(option.max_seqs // option.costs.stages, 1)
-    unit = demand.draw(WAVES * seqs)
-    settings = EngineSettings(max_seqs=seqs, seed=demand.seed)
+    unit = demand.draw_requests(WAVES * seqs)
     crowd = replace(unit, arrival_s=np.zeros(len(unit)))
     lane = option.costs if option.costs.lanes == 1 else replace(option.costs, stages=1, lanes=1)
-    done_s = np.sort(serve_trace(crowd, lane, settings).last_token_s)
-    most = int(0.9 * len(unit))  # the last ones run in steps that are no longer full
-    per_s = BUSY_MOST * option.costs.lanes * max(len(unit) / done_s[-1], most / done_s[most - 1])
-    return replace(option, most_per_s=min(option.most_per_s, float(per_s)))
+    settings, most = EngineSettings(max_seqs=seqs, seed=demand.seed), int(0.9 * len(unit))
+
+    def serve_crowd(trace: Trace, carried: bool = False) -> float:
+        done_s = np.sort(serve_trace(trace, lane, settings, carried=carried).last_token_s)
+        return float(max(len(unit) / done_s[-1], most / done_s[most - 1]))  # the last ones run in emptier steps
+
+    prefill, decode = option.pools
+    if prefill:
+        alone = replace(crowd, output_tokens=np.ones(len(unit), dtype=np.int64))
+        per_s = min(prefill * serve_crowd(alone), decode * serve_crowd(crowd, carried=True))
+    else:
+        per_s = option.costs.lanes * serve_crowd(crowd)
+    return replace(option, most_per_s=min(option.most_per_s, BUSY_MOST * float(per_s)))
 
 
-def _serve(
-    demand: ServiceDemand, option: PlanOption, rate_per_s: float, prices: Prices
-) -> tuple[ServingResult | None, str]:
+def serve_rate(demand: ServiceDemand, option: PlanOption, rate_per_s: float) -> tuple[ServingResult | None, str]:
     """Simulate one replica at a rate; return what it did and which bounds it broke.
 
     The run has so many requests that the first have ended long before the last arrive, or fill all steps.
     """
-    assert option.costs is not None
+    costs, (prefill, decode) = option.costs, option.pools
+    assert costs is not None
     if rate_per_s > option.most_per_s * (1.0 + 1e-9):
         return None, "throughput"
-    requests, enough = demand.requests, WAVES * option.max_seqs * option.costs.lanes
+    requests, enough = demand.requests, WAVES * option.max_seqs * costs.lanes * decode
     settings = EngineSettings(max_seqs=option.max_seqs, seed=demand.seed)
+    sending_s = costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0
     while True:
-        unit = demand.draw(requests)
+        unit = demand.draw_requests(requests)
         trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
-        result = serve_trace(trace, option.costs, settings, prices=prices)
+        result = serve_trace(trace, costs, settings, decode, ROUTERS[0], prefill, sending_s, prices=demand.prices)
         if requests >= enough or trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean()):
             break
         requests = min(2 * requests, enough)
@@ -555,30 +697,29 @@ def _serve(
     return result, ", ".join(map(str, late))
 
 
-def _size(
-    demand: ServiceDemand, option: PlanOption, prices: Prices, aim: PlanAim, most: tuple[float, float]
-) -> ServingPlan | str | None:
+def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, float]) -> ServingPlan | str | None:
     """Find the fewest replicas that keep all bounds; None where a plan would rank behind ``most``.
 
     A sentence says why no number of replicas does.
     """
     spare, peak_per_s = demand.spare_replicas, demand.rate_per_s * (1.0 + demand.headroom)
-    option = _saturate(demand, option)
+    option = saturate_option(demand, option)
 
     def is_beaten(needed: int) -> bool:
-        gpus = (needed + spare) * option.gpus
-        return _score(demand, option.gpu.name, gpus, option.least_j, aim, prices) > most
+        return option.bound_rank(demand, needed + spare) > most
 
     def attempt(needed: int) -> ServingPlan | str:
-        result, failed = _serve(demand, option, peak_per_s / needed, prices)
-        share_per_s = demand.rate_per_s / (needed + spare)
-        if not failed and share_per_s != peak_per_s / needed:
-            result, failed = _serve(demand, option, share_per_s, prices)
-        if failed or result is None:
-            return failed
-        return ServingPlan(option, needed + spare, peak_per_s / needed, result, demand, prices)
+        results = []
+        for rate_per_s in dict.fromkeys((peak_per_s / needed, demand.rate_per_s / (needed + spare))):
+            result, failed = serve_rate(demand, option, rate_per_s)
+            if failed or result is None:
+                return failed
+            results.append(result)
+        steps = [run.segments["decodes"] + run.segments["prompts"] for result in results for run in result.runs]
+        largest = int(max(count.max() for count in steps))
+        return ServingPlan(option, needed + spare, peak_per_s / needed, results[-1], demand, largest)
 
-    low = _count_replicas(demand, option.most_per_s) - spare - 1  # too few
+    low = demand.count_replicas(option.most_per_s) - spare - 1  # too few
     needed, failed, made = low + 1, "", None
     while made is None or needed - low > max(1, low // 100):
         if made is not None:
@@ -592,7 +733,7 @@ def _size(
             made = tried
             continue
         if not failed:
-            alone = _serve(demand, option, 1e-3 * option.most_per_s, prices)[1]
+            alone = serve_rate(demand, option, 1e-3 * option.most_per_s)[1]
             if alone:
                 return f"{option}: {alone} cannot be met even by a single request."
         low, failed = needed, tried
@@ -601,15 +742,6 @@ def _size(
     if made.power_w > demand.site_power_w:
         return f"{option}: {units.show(made.power_w, 'W')} is over the site's {units.show(demand.site_power_w, 'W')}."
     return made
-
-
-def _risk(option: PlanOption) -> str | None:
-    default_w = float(np.mean(option.gpu.power.limit_w))
-    if option.power_limit_w >= default_w * 0.999:
-        return None
-    far = np.log2(default_w / option.power_limit_w) > learned_distances().conditions["power limit"].near
-    word = SupportWord.FAR if far else SupportWord.NEAR
-    return f"{word}: below the default {default_w:.0f} W, where nothing was measured"
 
 
 def list_plan_notes(result: PlanResult) -> list[str]:
@@ -622,22 +754,26 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         "idle GPUs keep their clock; energy per token counts prompts and idle time, over output tokens",
         f"{result.screened} more options cannot be better, by arithmetic",
     ]
-    notes = [*own, *result.best.result.assumptions, *result.prices.notes]
+    if result.best.option.pools[0]:
+        speed = units.show(TRANSFER_BYTE_PER_S, "byte/s")
+        own.append(f"prompts and decoding on engines of their own; the cache of a prompt is sent at {speed}")
+    notes = [*own, *result.best.result.assumptions, *demand.prices.notes]
     return list(dict.fromkeys(notes))
 
 
 def print_plan(console: Console, result: PlanResult) -> None:
     """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
-    best, demand = result.best.row(), result.demand
-    risk = f" ([yellow]{best['risk']}[/yellow])" if best["risk"] else ""
+    best, demand = result.best.make_row(), result.demand
+    risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
+    kind = "power limit" if best["setting"].endswith("W") and "Hz" not in best["setting"] else "at most"
     console.print(
         f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
         f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
-        f"({best['replicas']} x {best['layout']}), power limit {best['power_limit_w']:.0f} W{risk}, "
+        f"({best['replicas']} x {best['layout']}), {kind} {best['setting']}{risk}, "
         f"at most {best['max_seqs']} sequences",
         highlight=False,
     )
-    money = result.prices.currency or "cost"
+    money = demand.prices.currency or "cost"
     cost = best["cost_per_million_tokens"]
     console.print(
         f"{best['output_tokens_per_s']:.4g} output tokens/s, {units.show(best['power_w'], 'W')} in all, "
@@ -646,8 +782,10 @@ def print_plan(console: Console, result: PlanResult) -> None:
         + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}",
         highlight=False,
     )
+    more = ", ".join(f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"])
+    console.print(f"growth takes: {more}", highlight=False)
     columns = {
-        "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "power_limit_w": "limit", "max_seqs": "most seqs",
+        "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "setting": "at most", "max_seqs": "most seqs",
         "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
         "tpot_p99_s": "p99", "power_w": "power", "energy_j_per_token": "J/token",
         "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",
@@ -656,7 +794,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
     shown = list(dict.fromkeys([*result.plans[:6], *result.front]))
     rows = []
     for plan_made in shown:
-        row = plan_made.row()
+        row = plan_made.make_row()
         for name in ("ttft", "tpot"):
             row |= {f"{name}_{key}_s": row[f"{name}_s"][key] for key in ("p50", "p99")}
         rows.append(row)

@@ -8,9 +8,11 @@ before its launch:
     D(n) = max(D(n - 1), launched(n)) + d(n)
 
 with D the end on the device and d the step's kernels. A step that is launched piece by piece ends no earlier than its
-last launch, and how long that takes varies from step to step. Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache is
-full, so a run of k of them is advanced at once; costs are linear in the context, which makes the sum exact but for
-the bends of the table.
+last launch, and how long that takes varies from step to step.
+
+Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache is full, so a run
+of k of them is advanced at once; costs are linear in the context, which makes the sum exact but for the bends of the
+table.
 
 The governor holds the mean power over a time τ at the limit: with P̄ the mean before, a step of length t may draw
 (L - P̄ e^(-t/τ)) / (1 - e^(-t/τ)), and runs at the highest clock that keeps to it. After a pause this is more than

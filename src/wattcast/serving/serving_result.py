@@ -235,6 +235,14 @@ class ServingResult:
         gap_s, weight = np.concatenate(gaps), np.concatenate(weights)
         return gap_s[weight > 0], weight[weight > 0]
 
+    @property
+    def headline(self) -> dict[str, float]:
+        """The figures that runs are compared by."""
+        latencies = {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
+        at = {f"{name}.{key}": percentiles(times)[key] for name, times in latencies.items() for key in ("p50", "p99")}
+        names = ("output_tokens_per_s", "power_w", "energy_j_per_token")
+        return at | {name: float(getattr(self, name)) for name in names}
+
     def summarise(self) -> dict[str, Any]:
         """Return the names and numbers of ``simulate --json``."""
         gap_s, weight = self.token_gaps

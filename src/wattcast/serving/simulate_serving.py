@@ -35,6 +35,7 @@ from wattcast.workload.model_options import ModelOptions, SoftwareStack, Workloa
 from wattcast.workload.readers.load_workload import find_model
 
 ROUTERS = ("round-robin", "least-loaded")
+TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine, where nothing else is said
 
 
 def simulate(
@@ -63,7 +64,7 @@ def simulate(
     replicas: int = 1,
     router: str = "round-robin",
     prefill_replicas: int = 0,
-    transfer: str | float = "50 GB/s",
+    transfer: str | float = TRANSFER_BYTE_PER_S,
     max_batched_tokens: int = 8192,
     max_seqs: int = 256,
     block_tokens: int = 16,
@@ -87,7 +88,8 @@ def simulate(
     ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs in each of ``pp`` stages share the requests, or
     groups of ``dp`` engines that share the experts of a mixture (``ep`` GPUs). With ``prefill_replicas`` they only
     decode, and prompts come from those at ``transfer``.
-    ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds`` repeats a drawn trace.
+    ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds`` repeats it all with other
+    arrivals, lengths and launch times, or a given trace with other launch times.
     """
     spec = find_model(model)
     if spec is None or spec.kind is not ModelKind.LANGUAGE:
@@ -106,8 +108,6 @@ def simulate(
     money = parse_prices(**prices)
     if (trace is None) == (rate is None):
         raise bad_value("simulate", "either a rate or a trace", "both" if rate is not None else "neither")
-    if trace is not None and seeds > 1:
-        raise bad_value("seeds", "1 with a trace, which is not drawn", seeds)
     settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
     formats = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
     chip, options = (
@@ -116,8 +116,19 @@ def simulate(
     )
     if dp > 1 and ep <= tp:
         raise bad_value("dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas.")
-    traces = [_find_trace(trace, rate, prompt, output, arrivals, seconds, requests, seed + i) for i in range(seeds)]
-    longest = max(int((drawn.prompt_tokens + drawn.output_tokens).max()) for drawn in traces)
+    if trace is not None:
+        traces = [trace if isinstance(trace, Trace) else read_trace(trace)] * seeds
+    else:
+        drawn = (
+            units.parse_amount(rate, "/s", "rate"),
+            prompt,
+            output,
+            arrivals,
+            units.parse_seconds(seconds),
+            requests,
+        )
+        traces = [draw_trace(*drawn, seed + i) for i in range(seeds)]
+    longest = max(int((one.prompt_tokens + one.output_tokens).max()) for one in traces)
     costs = tabulate_step_costs(
         spec,
         chip,
@@ -134,37 +145,17 @@ def simulate(
     )
     if cache_tokens is not None:
         costs = replace(costs, cache_tokens=cache_tokens)
-    transfer_s_per_token = costs.cache_byte_per_token * tp / speed if prefill_replicas else 0.0
+    transfer_s_per_token = costs.count_transfer_s(speed) if prefill_replicas else 0.0
     if costs.limit_w <= 0:
         raise bad_value("power_limit", "a power above zero", str(power_limit))
-    found = [
-        serve_trace(drawn, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
-        for drawn in traces
-    ]
+    layout = (replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
+    found = [serve_trace(t, costs, replace(settings, seed=seed + i), *layout) for i, t in enumerate(traces)]
     first = found[0]
     return replace(
         first,
         seed_spread=_spread_over_seeds(found) if seeds > 1 else {},
         model_interval=_predictor_interval(spec, chip, options, first),
     )
-
-
-def _find_trace(
-    trace: str | Path | Trace | None,
-    rate: str | float | None,
-    prompt: str | int,
-    output: str | int,
-    arrivals: str,
-    seconds: str | float,
-    requests: int | None,
-    seed: int,
-) -> Trace:
-    if isinstance(trace, Trace):
-        return trace
-    if trace is not None:
-        return read_trace(trace)
-    rate_per_s = units.parse_amount(rate, "/s", "rate")
-    return draw_trace(rate_per_s, prompt, output, arrivals, units.parse_seconds(seconds), requests, seed)
 
 
 def serve_trace(
@@ -177,8 +168,12 @@ def serve_trace(
     transfer_s_per_token: float = 0.0,
     bounds: tuple[LatencyBound, ...] = (),
     prices: Prices | None = None,
+    carried: bool = False,
 ) -> ServingResult:
-    """Serve one trace with step costs that are known, and return what came of it."""
+    """Serve one trace with step costs that are known, and return what came of it.
+
+    ``carried`` prompts were computed on another engine and come with their cache.
+    """
     notes = [*costs.assumptions, f"router: {router}"]
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
     replicas, prefill_replicas = replicas * costs.lanes, prefill_replicas * costs.lanes
@@ -188,7 +183,7 @@ def serve_trace(
         )
         notes.append("prompts are computed on engines of their own; a full decode engine does not hold them back")
     else:
-        plan = plan_requests(trace, settings)
+        plan = plan_requests(trace, settings, carried)
         runs, first_s, last_s = _serve_together(trace, plan, costs, settings, replicas, router)
     if settings.speculative_tokens:
         notes.append("speculative decoding: drafting itself is free, tokens a step from the acceptance rate")
@@ -262,16 +257,8 @@ def _serve_apart(
 
 def _spread_over_seeds(found: Sequence[ServingResult]) -> dict[str, tuple[float, float]]:
     """Return the lowest and highest of the main figures over repeated draws."""
-    figures = {
-        "ttft_s.p50": [float(np.percentile(one.ttft_s, 50)) for one in found],
-        "ttft_s.p99": [float(np.percentile(one.ttft_s, 99)) for one in found],
-        "tpot_s.p50": [float(np.nanpercentile(one.tpot_s, 50)) for one in found],
-        "tpot_s.p99": [float(np.nanpercentile(one.tpot_s, 99)) for one in found],
-        "output_tokens_per_s": [one.output_tokens_per_s for one in found],
-        "power_w": [one.power_w for one in found],
-        "energy_j_per_token": [one.energy_j_per_token for one in found],
-    }
-    return {name: (min(values), max(values)) for name, values in figures.items()}
+    figures = [one.headline for one in found]
+    return {name: (min(one[name] for one in figures), max(one[name] for one in figures)) for name in figures[0]}
 
 
 def _predictor_interval(

@@ -100,6 +100,41 @@ class StepCosts:
         """Number of clocks in a row."""
         return len(self.clock_hz)
 
+    def cap_clock(self, clock_hz: float, gpu: Gpu) -> StepCosts:
+        """Return the costs where the clock is set to ``clock_hz`` at most, at which a pause draws less too."""
+        if clock_hz >= self.clock_hz[0]:
+            return self
+        idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
+        tables = (self.tokens, self.head, self.decode, self.prompt, self.prompt_slope)
+        tokens, head, decode, prompt, slope = (_cap_columns(table, self.clock_hz, clock_hz) for table in tables)
+        return replace(
+            self,
+            clock_hz=np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz]),
+            tokens=tokens,
+            head=head,
+            decode=decode,
+            prompt=prompt,
+            prompt_slope=slope,
+            idle_w=idle_w,
+            waiting_w=idle_w * self.host.waiting_power,
+        )
+
+    def count_governed_clocks(self) -> int:
+        """Count the clocks, from the highest, to which the power limit can drive a step: the rest are never needed.
+
+        A step draws no more than the part of it that draws most, and the mean power before is within the limit.
+        """
+        most_w = np.zeros(self.clocks)
+        for table in (self.tokens, self.head, self.decode, self.prompt, self.prompt_slope):
+            seconds, joules = np.split(table.reshape(-1, 2 * self.clocks), 2, axis=-1)
+            power_w = np.divide(joules, seconds, out=np.where(joules > 0.0, np.inf, 0.0), where=seconds > 0.0)
+            most_w = np.maximum(most_w, power_w.max(axis=0))
+        return int(np.argmax(np.append(most_w, 0.0) <= self.limit_w)) + 1
+
+    def count_transfer_s(self, byte_per_s: float) -> float:
+        """Return the seconds that the cache of a token takes to another engine."""
+        return self.cache_byte_per_token * self.gpu_count / byte_per_s
+
     def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
         """Return the cost of a step in which ``decodes`` sequences yield ``tokens``, padded to a captured size.
 
@@ -181,18 +216,41 @@ class _TopClock:
     slope_j: list[float]
 
 
-def predict_token_cost(
-    model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = 8192
-) -> tuple[float, float]:
-    """Return the least seconds and joules of a token in the largest step, attention left out, by any clock.
+@dataclass(frozen=True)
+class TokenCost:
+    """Cost of a token in the largest step, attention left out, by clock."""
 
-    They are those of a lane: of one of its GPUs, or one in each stage.
-    """
+    clock_hz: Array  # (clock,), falling
+    row: Array  # latencies, then energies
+
+    def least_cost(self, clock_hz: float) -> tuple[float, float]:
+        """Return the least seconds and joules at clocks of ``clock_hz`` at most."""
+        seconds, joules = np.split(_cap_columns(self.row, self.clock_hz, clock_hz), 2)
+        return float(seconds.min()), float(joules.min())
+
+
+def predict_token_cost(model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = 8192) -> TokenCost:
+    """Predict the cost of a token on a lane: on one of its GPUs, or one in each stage."""
     _cache_tokens(model, gpu, options, max_tokens, 16, 0.9, load_host_times().visible_memory)
     largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.NONE)
-    (row,) = _predict_rows(gpu, _list_clocks(gpu), [_without_attention(build_graph(model, largest))])[0]
-    seconds, joules = np.split(options.pp * row / max_tokens, 2)
-    return float(seconds.min()), float(joules.min())
+    clocks_hz = _list_clocks(gpu)
+    (row,) = _predict_rows(gpu, clocks_hz, [_without_attention(build_graph(model, largest))])[0]
+    return TokenCost(clocks_hz, options.pp * row / max_tokens)
+
+
+def _cap_columns(table: Array, clocks_hz: Array, clock_hz: float) -> Array:
+    """Return a table's rows at ``clock_hz``, linear between clocks, and at the clocks below it."""
+    place = int(np.argmax(np.append(clocks_hz, 0.0) < clock_hz))
+    if place == 0:
+        return table
+    low = min(place, len(clocks_hz) - 1)
+    share = (clock_hz - clocks_hz[low]) / (clocks_hz[low - 1] - clocks_hz[low])
+    halves = np.split(table, 2, axis=-1)
+    capped = [
+        [(1.0 - share) * half[..., low : low + 1] + share * half[..., low - 1 : low], half[..., place:]]
+        for half in halves
+    ]
+    return np.concatenate([*capped[0], *capped[1]], axis=-1)
 
 
 def _list_clocks(gpu: Gpu, clock_hz: float | None = None) -> Array:
@@ -259,9 +317,10 @@ def tabulate_step_costs(
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
     sampled = max_seqs * (tokens_a_step + 1)
     head_dense = _dense(batch_knots, whole_steps - headless, sampled)
-    idle_w = float(idle_power_w(bundle, clocks_hz[:1])[0])
+    resting_w = idle_power_w(bundle, clocks_hz)
     head_dense[1:, : len(clocks_hz)] += host.sample_s
-    head_dense[1:, len(clocks_hz) :] += host.sample_s * idle_w * host.waiting_power
+    head_dense[1:, len(clocks_hz) :] += host.sample_s * resting_w * host.waiting_power
+    idle_w = float(resting_w[0])
     stages, watts = options.pp, idle_w * host.waiting_power
     if stages > 1:  # while the last stage has its head, the others wait
         alone_s, alone_j = np.split(head_dense, 2, axis=-1)

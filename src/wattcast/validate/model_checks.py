@@ -35,7 +35,7 @@ from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
 from wattcast.serving.host_times import COMPILED, REQUESTS_FILE, EngineRecords, load_engine_records
-from wattcast.serving.serving_result import ServingResult, percentiles
+from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.validate.kernel_checks import five_number_floor
@@ -43,6 +43,7 @@ from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.readers.from_huggingface import convert_config
 
+DRAWS = 5  # of launch times, for each traffic run
 STEP_GOALS = {  # must, aim: percent
     "decode": {"latency": (3.5, 2.0), "power": (3.0, 2.0), "energy": (4.0, 2.5)},
     "prefill": {"latency": (6.0, 2.0), "power": (3.0, 2.0), "energy": (6.0, 2.5)},
@@ -287,18 +288,19 @@ def _compare_step(row: Plain, costs: StepCosts, settings: EngineSettings) -> dic
 def _compare_traffic(
     row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings
 ) -> dict[str, tuple[float, float]]:
-    """Serve the requests that were measured, at the moments they arrived."""
-    result = serve_again(row, records, costs, settings)
-    ttft_s, tpot_s = percentiles(result.ttft_s), percentiles(result.tpot_s)
-    return {
-        "TPOT p50": (row["tpot_s.p50"], tpot_s["p50"]),
-        "TPOT p99": (row["tpot_s.p99"], tpot_s["p99"]),
-        "TTFT p50": (row["ttft_s.p50"], ttft_s["p50"]),
-        "TTFT p99": (row["ttft_s.p99"], ttft_s["p99"]),
-        "throughput": (row["output_tokens_per_s"], result.output_tokens_per_s),
-        "power": (row["power_w"], result.power_w),
-        "energy per token": (row["energy_j_per_token"], result.energy_j_per_token),
+    """Serve the requests that were measured, at the moments they arrived: the mean over several draws of launches."""
+    columns = {
+        "TPOT p50": "tpot_s.p50",
+        "TPOT p99": "tpot_s.p99",
+        "TTFT p50": "ttft_s.p50",
+        "TTFT p99": "ttft_s.p99",
+        "throughput": "output_tokens_per_s",
+        "power": "power_w",
+        "energy per token": "energy_j_per_token",
     }
+    draws = [serve_again(row, records, costs, replace(settings, seed=seed)) for seed in range(1, DRAWS + 1)]
+    found = [result.headline for result in draws]
+    return {name: (row[key], float(np.mean([one[key] for one in found]))) for name, key in columns.items()}
 
 
 def serve_again(row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings) -> ServingResult:
