@@ -134,7 +134,12 @@ def test_what_cannot_be_says_what_binds(tmp_path: Path, power: str, chat: str, s
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: '1'}]", "rate"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 0/s}]", "above zero"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {bach: 4}}]", "Closest: batch"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {tp: 2}}]", "one GPU a workload"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {tp: 2}}]", "2 GPUs a replica, of which"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9}]", "prompt and output"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, latency: 1us}]", "more than 1 us"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: bert-large, rate: 1/s, prompt: 9, output: 9}]", "a language model"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9, output: 9, ttft: 1us}]", "TTFT p90"),
+        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9, output: 9, latency: 1s}]", "no batch"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gtp2, rate: 1/s}]", "Closest: gpt2"),
         ("gpus: {l4: 1}\nworkloads: [{workload: llama3-70b, rate: 1/s}]", "does not fit"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]\npue: 0.2", "pue"),
@@ -149,6 +154,34 @@ def test_a_bad_fleet_is_explained(call, tmp_path: Path, text: str, says: str) ->
     assert done.code == ExitCode.BAD_INPUT, done.err
     assert says in done.err
     assert done.out == ""
+
+
+MIX = """
+gpus: {h200: 4}
+workloads:
+  - {name: chat, workload: gpt2, rate: 90/s, prompt: 300, output: 40, ttft: "p99:200ms", tpot: "p90:20ms", tp: [2]}
+  - {name: search, workload: bert-large, rate: 300/s, latency: 40ms, options: {batch: 16, seq: 128, tp: 2}}
+"""
+
+
+def test_engines_and_batches_share_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas of several GPUs count as such, latencies are kept when simulated, a clock that is far says so."""
+    monkeypatch.setattr(fleets, "SERVED_CLOCKS", (1.0, 0.6))
+    path = tmp_path / "mix.yaml"
+    path.write_text(MIX)
+    fleet = fleets.read_fleet(path)
+    found = {aim: fleets.assign_fleet(fleet, aim) for aim in ("energy", "gpus")}
+    for one in found.values():
+        used = sum(row["gpus"] for row in one.rows)
+        assert used + one.idle_gpus["h200"] == 4
+        for row in one.rows:
+            assert row["gpus"] % (2 if row["replica"] in ("tp 2", "2 GPUs") else 1) == 0
+            assert row["clock_hz"] == 1980e6 or row["risk"] or row["clock_hz"] > 1.7e9
+        chat = [row for row in one.rows if row["workload"] == "chat"]
+        assert all(row["ttft_p99_s"] <= 0.2 and row["tpot_p50_s"] <= 0.02 for row in chat)
+    assert found["energy"].factor == pytest.approx(1.0, rel=1e-6)
+    count = {aim: sum(row["gpus"] for row in one.rows) for aim, one in found.items()}
+    assert count["gpus"] <= count["energy"]
 
 
 def test_the_command(call, tmp_path: Path) -> None:

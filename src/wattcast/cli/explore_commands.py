@@ -40,6 +40,7 @@ explore_app = typer.Typer(
 
 Vary = Annotated[list[str], option("FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")]
 _place = folded("Where it is computed")
+_replica = folded("What a replica may be")
 
 
 @explore_app.callback()
@@ -124,12 +125,14 @@ def designs(
 def fleet(
     ctx: typer.Context,
     file: Annotated[Path, argument("YAML: gpus, workloads with rates, power.")],
-    aim: Annotated[str, option("energy: meet every rate; throughput: as much of the mix as can be.")] = "energy",
+    aim: Annotated[
+        str, option("energy|gpus: least, every rate met; throughput: as much of the mix as can be.")
+    ] = "energy",
     site_power: Annotated[str | None, option("Of all GPUs, in place of the file's: 12kW.")] = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Decide which GPU runs what, at which clock, under a site's power budget.
+    """Decide which GPUs serve which model, how shared, at which clock, under a site's power budget.
 
     Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
     """
@@ -200,18 +203,18 @@ def plan(
     headroom: Annotated[str, option("Plan for so much more than the rate.")] = "10%",
     spare_replicas: Annotated[int, option("Replicas that may be down.", "--spare", min=0)] = 0,
     tp: Annotated[str, option("Tensor-parallel GPUs to try.")] = "1,2,4,8",
-    pp: Annotated[str | None, option("Pipeline stages to try; default: where needed.")] = None,
-    ep: Annotated[str | None, option("GPUs that share experts to try; 1: none.")] = None,
+    pp: Annotated[str | None, _replica("Pipeline stages to try; default: where needed.")] = None,
+    ep: Annotated[str | None, _replica("GPUs that share experts to try; 1: none.")] = None,
+    pools: Annotated[str | None, _replica("Prefill:decode engines to try: 0:1,1:2; default: where needed.")] = None,
     power_limit: Annotated[str | None, option("To try: 700W,500W; default: several where energy counts.")] = None,
     clock: Annotated[str | None, option("Highest clocks to try: 1.98GHz,1.4GHz; default: as above.")] = None,
-    pools: Annotated[str | None, option("Prefill:decode engines to try: 0:1,1:2; default: where needed.")] = None,
     site_power: Annotated[str | None, option("Mean of all GPUs at most: 20kW.")] = None,
     arrivals: Arrivals = "poisson",
     plot: Plot = None,
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Find how many GPUs, how shared, at which clock or power limit; latencies, energy, cost and carbon.
+    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
 
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
     --gpu h100-sxm,h200

@@ -216,12 +216,15 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
         "workload": "workload",
         "gpu": "gpu",
         "gpus": "GPUs",
+        "replica": "replica",
         "clock_hz": "clock",
         "busy_share": "busy",
         "power_w_per_gpu": "power each",
         "requests_per_s": "requests/s",
         "energy_j_per_request": "J/request",
     }
+    more = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "risk": "risk"}
+    columns |= {name: title for name, title in more.items() if any(row.get(name) for row in found.rows)}
     print_rows(console, found.rows, columns, f"Assignment for {found.aim}")
     left = ", ".join(f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count)
     console.print(f"Idle: {left or 'none'}", highlight=False)

@@ -311,12 +311,12 @@ def _try_settings(
         clock_hz, limit_w = (row.get(SETTING_COLUMNS[name]) for name in ("clock", "power_limit"))
         temperature_c = row.get(SETTING_COLUMNS["temperature"], DEFAULT_TEMPERATURE_C)
         set_at = OperatingPoint(clock_hz, limit_w, temperature_c)
-        risk = cache(partial(_describe_risk, graph, gpu, set_at, fitted))
+        risk = cache(partial(describe_point_risk, graph, gpu, set_at, fitted))
         found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk))
     return found
 
 
-def _describe_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> str:
+def describe_point_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> str:
     """Say how far clock and power limit of a point are from what was measured; empty where they are not far."""
     found = predict_graph(graph, gpu, at, bundle).support.distances
     far = [d.reason for d in found if d.dimension in ("clock", "power limit") and d.word is SupportWord.FAR]

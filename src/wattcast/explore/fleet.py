@@ -1,20 +1,23 @@
 """Assign workloads to the GPUs of a site, with clocks, under its power budget: a mixed-integer program [HiGHS].
 
-x[w,g,c] GPUs of kind g are given to workload w at clock c and are busy for u[w,g,c] <= x[w,g,c] GPUs' worth of time;
-GPUs without work idle at their lowest clock. With T the requests per second and P the mean power of one busy GPU,
-I[g,c] its idle power and N[g] the GPUs there are:
+x[w,g,c] replicas of k GPUs of kind g are given to workload w in a way c to use them (a clock, how GPUs share the
+model) and are busy for u[w,g,c] <= x[w,g,c] replicas' worth of time; GPUs without work idle at their lowest clock.
+With T the requests per second and P the mean power of a busy replica, I its idle power and N[g] the GPUs there are:
 
-    Σ_wc x[w,g,c] <= N[g]                                                    every g
-    Σ_gwc x·P + Σ_g (N[g] - Σ_wc x)·I[g,lowest] <= power budget / PUE        when all are busy at once
-    energy:      Σ_gc u·T >= rate[w];            minimise  Σ u·P + (x - u)·I + (N - Σx)·I[g,lowest]
+    Σ_wc k·x[w,g,c] <= N[g]                                                    every g
+    Σ_gwc x·P + Σ_g (N[g] - Σ_wc k·x)·I[g,lowest] <= power budget / PUE        when all are busy at once
+    energy:      Σ_gc u·T >= rate[w];            minimise  Σ u·P + (x - u)·I + (N - Σ k·x)·I[g,lowest]
+    gpus:        Σ_gc u·T >= rate[w];            minimise  Σ k·x
     throughput:  Σ_gc u·T >= t·rate[w];          maximise  t
 
-One GPU holds one workload; several GPUs a replica (tp, pp) are not assigned here.
+A workload with prompts and outputs is served by an engine: T is the largest rate at which a simulated replica keeps
+its latency bounds (``serving/capacity_plan.py``), and what was chosen is simulated again at its share of the rate.
+One GPU holds one workload.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,16 +29,36 @@ from wattcast.core import units
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import BadInput, MissingTool, WattcastError, bad_value, unknown_name
 from wattcast.core.strict_files import decode_yaml, read_bytes
-from wattcast.explore.explorations import build_study
-from wattcast.explore.study import evaluate_points
-from wattcast.hardware import Gpu
+from wattcast.explore.explorations import build_study, describe_point_risk
+from wattcast.explore.study import Study, evaluate_points
+from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import idle_power_w
+from wattcast.serving.capacity_plan import (
+    PERCENTILE,
+    TENSOR_PARALLEL,
+    PlanOption,
+    SearchRange,
+    ServiceDemand,
+    describe_risk,
+    find_ceiling,
+    list_options,
+    read_demand,
+    saturate_option,
+    serve_rate,
+    tabulate_option,
+)
+from wattcast.serving.serving_result import parse_latency_bounds
+from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.model_options import ModelOptions
 
 LIMIT_S = 60.0  # of the solver
 CLOCK_COUNT = 28  # tried on each GPU, evenly over its range
+SERVED_CLOCKS = (1.0, 0.8, 0.6)  # of the highest, tried for an engine
+SERVED_LAYOUTS = 2  # ways to share the model, those of the fewest GPUs
+SERVED_REQUESTS = 200  # simulated for each answer
+LIGHT_LOAD = 1e-3  # of what a replica serves at most: a request alone
 MOST_GPUS = 1_000_000
 
 
@@ -43,6 +66,7 @@ class FleetAim(StrEnum):
     """Name what the assignment is best at."""
 
     ENERGY = "energy"
+    GPUS = "gpus"
     THROUGHPUT = "throughput"
 
 
@@ -51,6 +75,12 @@ class _Workload(msgspec.Struct, forbid_unknown_fields=True):
     rate: str
     name: str = ""
     options: dict[str, Any] = {}
+    latency: str | None = None
+    prompt: str | int | None = None
+    output: str | int | None = None
+    ttft: str | None = None
+    tpot: str | None = None
+    tp: tuple[int, ...] = TENSOR_PARALLEL
 
 
 class _Fleet(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +88,7 @@ class _Fleet(msgspec.Struct, forbid_unknown_fields=True):
     workloads: list[_Workload]
     power: str | None = None
     pue: float = 1.0
+    headroom: str | float = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,6 +99,9 @@ class WorkloadDemand:
     workload: str
     rate_per_s: float
     options: dict[str, Any]
+    latency_s: float = np.inf  # of a batch, at most
+    served: ServiceDemand | None = None  # by an engine, one request after another
+    tp: tuple[int, ...] = TENSOR_PARALLEL
 
 
 @dataclass(frozen=True)
@@ -97,14 +131,17 @@ class FleetAssignment:
 
 @dataclass(frozen=True)
 class _Column:
-    """Hold one way to use one GPU: a column of the program."""
+    """Hold one way to use GPUs: a column of the program. Rates and powers are of a replica."""
 
     demand: int
     kind: int
     clock_hz: float
     per_s: float
     power_w: float
-    idle_w: float
+    idle_w: float  # with little to do
+    gpus: int = 1
+    option: PlanOption | None = None  # of an engine
+    study: Study | None = None  # of batches
 
 
 def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
@@ -122,15 +159,21 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
         rate = units.parse(item.rate, "/s", f"{path.name}: workloads[{index}].rate")
         if rate <= 0:
             raise bad_value(f"{path.name}: workloads[{index}].rate", "above zero", item.rate)
-        where, known = f"{path.name}: workloads[{index}].options", [field.name for field in fields(ModelOptions)]
+        where, known = f"{path.name}: workloads[{index}]", [field.name for field in fields(ModelOptions)]
         for name in item.options:
             if name not in known:
-                raise unknown_name(f"option in {where}", name, known, f"Known: {', '.join(known)}.")
-        chosen = ModelOptions(**item.options)
-        if chosen.gpu_count > 1:
-            raise bad_value(where, "one GPU a workload (tp, pp, dp and cp of 1)", "several")
+                raise unknown_name(f"option in {where}.options", name, known, f"Known: {', '.join(known)}.")
+        latency_s = np.inf if item.latency is None else units.parse_amount(item.latency, "s", f"{where}.latency")
         demands.append(
-            WorkloadDemand(item.name or f"{index + 1}: {item.workload}", item.workload, rate, item.options)
+            WorkloadDemand(
+                item.name or f"{index + 1}: {item.workload}",
+                item.workload,
+                rate,
+                item.options,
+                latency_s,
+                _read_served(item, where, units.parse_amount(file.headroom, "", f"{path.name}: headroom")),
+                item.tp,
+            )
         )
     if len({demand.name for demand in demands}) < len(demands):
         raise bad_value(f"{path.name}: workloads", "a name of its own for each", "two alike")
@@ -138,6 +181,26 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
     if site_power is not None:
         power_w = units.parse_amount(site_power, "W", "site_power", inclusive=False)
     return Fleet(tuple((find_gpu(n), count) for n, count in file.gpus.items()), tuple(demands), power_w, file.pue)
+
+
+def _read_served(item: _Workload, where: str, headroom: float) -> ServiceDemand | None:
+    """Return the demand of a workload with prompts and outputs; None where batches are run."""
+    if item.prompt is None or item.output is None:
+        if item.prompt is not None or item.output is not None or item.ttft is not None or item.tpot is not None:
+            raise bad_value(where, "prompt and output, beside ttft and tpot", "one of them")
+        return None
+    if item.latency is not None or {"batch", "seq", "phase", "tp"} & item.options.keys():
+        raise bad_value(
+            where, "no batch, seq, phase or latency, which follow from traffic (tp beside prompt)", "some"
+        )
+    bounds = (
+        *parse_latency_bounds("ttft", item.ttft, PERCENTILE),
+        *parse_latency_bounds("tpot", item.tpot, PERCENTILE),
+    )
+    formats = ModelOptions.from_names(**item.options, stack="engine")
+    lengths = {"prompt": item.prompt, "output": item.output}
+    more: dict[str, Any] = {"headroom": headroom, "requests": SERVED_REQUESTS, "options": formats}
+    return read_demand(item.workload, item.rate, bounds, **lengths, **more)
 
 
 def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
@@ -172,27 +235,77 @@ def _list_columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
     notes: list[str] = []
     for index, demand in enumerate(fleet.demands):
         why = []
-        for kind, (gpu, _) in enumerate(fleet.gpus):
-            clock_hz = list_settable_clocks(gpu)
+        for kind, (gpu, count) in enumerate(fleet.gpus):
             try:
-                asked = build_study(demand.workload, gpu, [f"clock={float(clock_hz[0])!r}Hz"], **demand.options)
-                found = evaluate_points(asked, {"asked_clock_hz": clock_hz})
+                found = (_list_served if demand.served else _list_batches)(demand, gpu, count)
             except WattcastError as error:
                 why.append(f"{gpu.name}: {error}")
                 continue
-            if not found.get("fits", np.array([True])).all():
-                why.append(f"{gpu.name}: does not fit in memory")
-                continue
-            idle = idle_power_w(bundle_for(gpu), clock_hz)
-            batch = float(demand.options.get("batch", 1))
-            for row in pareto_front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
-                per_s = batch / float(found["latency_s"][row])
-                values = (float(clock_hz[row]), per_s, float(found["power_w"][row]), float(idle[row]))
-                columns.append(_Column(index, kind, *values))
-            notes += [*asked.graph.assumptions, *asked.bundle.assumptions]
+            columns += [replace(column, demand=index, kind=kind) for column in found[0]]
+            notes += found[1]
         if len(why) == len(fleet.gpus):
             raise BadInput(f"{demand.name}: no GPU of the fleet can run it ({'; '.join(why)}).")
     return columns, tuple(dict.fromkeys(notes))
+
+
+def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Column], list[str]]:
+    """Return batches of a workload on a GPU at the clocks on the front of speed and power."""
+    clock_hz, gpus = list_settable_clocks(gpu), ModelOptions(**demand.options).gpu_count
+    asked = build_study(demand.workload, gpu, [f"clock={float(clock_hz[0])!r}Hz"], **demand.options)
+    found = evaluate_points(asked, {"asked_clock_hz": clock_hz})
+    if not found.get("fits", np.array([True])).all():
+        raise BadInput("does not fit in memory")
+    if gpus > count:
+        raise BadInput(f"{gpus} GPUs a replica, of which there are {count}")
+    idle_w, batch = gpus * idle_power_w(bundle_for(gpu), clock_hz), float(demand.options.get("batch", 1))
+    columns = []
+    for row in pareto_front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
+        latency_s = float(found["latency_s"][row])
+        if latency_s <= demand.latency_s:
+            values = (batch / latency_s, gpus * float(found["power_w"][row]), float(idle_w[row]))
+            columns.append(_Column(0, 0, float(clock_hz[row]), *values, gpus, study=asked))
+    if not columns:
+        least = units.show(float(found["latency_s"].min()), "s")
+        raise BadInput(f"a batch takes {least}, more than {units.show(demand.latency_s, 's')}")
+    return columns, [*asked.graph.assumptions, *asked.bundle.assumptions]
+
+
+def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Column], list[str]]:
+    """Return engines of a model on a GPU: replicas of few GPUs, at several clocks, at the most they serve."""
+    served = demand.served
+    assert served is not None
+    clocks_hz = tuple(float(np.max(gpu.clocks.max_hz)) * share for share in SERVED_CLOCKS)
+    options, refused = list_options(served, gpu, SearchRange(tp=demand.tp, clocks_hz=clocks_hz))
+    tables: dict[tuple[str, ModelOptions], StepCosts | str] = {}
+    columns: list[_Column] = []
+    notes: list[str] = []
+    for option in sorted(options, key=lambda one: (one.gpus, -one.clock_hz)):
+        layouts = {column.option.shared for column in columns if column.option}
+        if option.max_seqs < options[0].max_seqs or option.gpus > count:
+            continue
+        if option.shared not in layouts and len(layouts) == SERVED_LAYOUTS:
+            break
+        full = tabulate_option(served, option, tables)
+        if isinstance(full, str):
+            refused.append(full)
+            continue
+        full = saturate_option(served, full)
+        per_s = full.most_per_s
+        late = serve_rate(served, full, per_s)[1]
+        if late:
+            alone = serve_rate(served, full, LIGHT_LOAD * per_s)[1]
+            if alone:
+                refused.append(f"{full}: {alone} cannot be met even by a single request.")
+                continue
+            per_s, _ = find_ceiling(served, full, LIGHT_LOAD * per_s, per_s, late)
+        rates = [per_s / (1.0 + served.headroom) * share for share in (0.5, 1.0)]
+        half, whole = (result for rate in rates if (result := serve_rate(served, full, rate)[0]) is not None)
+        least_w = min(2.0 * half.power_w - whole.power_w, half.power_w)  # the line through half and full load
+        columns.append(_Column(0, 0, full.clock_hz, rates[1], whole.power_w, least_w, full.gpus, full))
+        notes += [note for note in whole.assumptions if not note.startswith(("cache:", "router:"))]
+    if not columns:
+        raise BadInput(" ".join(dict.fromkeys(refused)) or f"a replica takes more than {count} GPUs")
+    return columns, notes
 
 
 def _solve_assignment(
@@ -208,17 +321,17 @@ def _solve_assignment(
     demand = np.array([c.demand for c in columns])
     kind = np.array([c.kind for c in columns])
     busy_w, rest_w = np.array([c.power_w for c in columns]), np.array([c.idle_w for c in columns])
-    per_s = np.array([c.per_s for c in columns])
+    per_s, gpus = np.array([c.per_s for c in columns]), np.array([float(c.gpus) for c in columns])
     rate = np.array([d.rate_per_s for d in fleet.demands])
     counts = np.array([count for _, count in fleet.gpus], dtype=float)
     every = np.arange(size)
     # variables: x (whole), u, t
-    owned = coo_matrix((np.ones(size), (kind, every)), shape=(len(counts), 2 * size + 1))
+    owned = coo_matrix((gpus, (kind, every)), shape=(len(counts), 2 * size + 1))
     held = hstack([-eye_array(size), eye_array(size), coo_matrix((size, 1))])
     each = np.arange(len(rate))
     at = (np.append(demand, each), np.append(size + every, np.full(len(rate), 2 * size)))
     work = coo_matrix((np.append(per_s / rate[demand], -np.ones(len(rate))), at), shape=(len(rate), 2 * size + 1))
-    above_w = busy_w - base_w[kind]
+    above_w = busy_w - gpus * base_w[kind]
     budget = np.concatenate([above_w, np.zeros(size + 1)])[np.newaxis]
     room_w = power_w / fleet.pue - base_w @ counts
     limits = [
@@ -228,9 +341,12 @@ def _solve_assignment(
     ]
     if np.isfinite(power_w):
         limits.append(LinearConstraint(budget, -np.inf, room_w))
-    fixed = aim is FleetAim.ENERGY
-    energy = np.concatenate([rest_w - base_w[kind], busy_w - rest_w, [0.0]])
-    cost = energy if fixed else np.append(np.zeros(2 * size), -1.0)
+    fixed = aim is not FleetAim.THROUGHPUT
+    cost = np.append(np.zeros(2 * size), -1.0)
+    if fixed:
+        cost = np.concatenate([rest_w - gpus * base_w[kind], busy_w - rest_w, [0.0]])
+    if aim is FleetAim.GPUS:  # power decides between equals
+        cost = np.append(gpus, np.zeros(size + 1)) + 1e-3 * cost / max(float(np.abs(cost).max()), 1.0)
     low, high = np.zeros(2 * size + 1), np.full(2 * size + 1, np.inf)
     if fixed:
         low[-1] = high[-1] = 1.0
@@ -264,22 +380,37 @@ def _make_assignment(
     mean_w = peak_w = 0.0
     left = counts.astype(float)
     for x, u, c in zip(given, busy, columns, strict=True):
-        left[c.kind] -= x
-        mean_w += u * c.power_w + (x - u) * c.idle_w
+        left[c.kind] -= x * c.gpus
+        drawn_w = u * c.power_w + (x - u) * c.idle_w
         peak_w += x * c.power_w
         if x > 0:
+            more: dict[str, Any] = {}
+            demand, gpu = fleet.demands[c.demand].served, fleet.gpus[c.kind][0]
+            if demand is not None and c.option is not None:
+                result = serve_rate(demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s)[0]
+                assert result is not None
+                drawn_w = x * result.power_w
+                at = result.headline
+                more = {f"{n}_{q}_s": at[f"{n}_s.{q}"] for n in ("ttft", "tpot") for q in ("p50", "p99")}
+                more["risk"] = describe_risk(demand, c.option, result)
+            elif c.study is not None:
+                at_clock = OperatingPoint(clock_hz=c.clock_hz)
+                more["risk"] = describe_point_risk(c.study.graph, gpu, at_clock, c.study.bundle) or None
             rows.append(
                 {
                     "workload": fleet.demands[c.demand].name,
-                    "gpu": fleet.gpus[c.kind][0].name,
-                    "gpus": int(x),
+                    "gpu": gpu.name,
+                    "gpus": int(x) * c.gpus,
+                    "replica": c.option.layout if c.option else f"{c.gpus} GPUs" if c.gpus > 1 else "1 GPU",
                     "clock_hz": c.clock_hz,
                     "busy_share": float(u / x),
-                    "power_w_per_gpu": c.power_w,
+                    "power_w_per_gpu": float(drawn_w / x / c.gpus) if c.option else c.power_w / c.gpus,
                     "requests_per_s": float(u * c.per_s),
-                    "energy_j_per_request": c.power_w / c.per_s,
+                    "energy_j_per_request": float(drawn_w / (u * c.per_s)) if c.option and u else c.power_w / c.per_s,
+                    **more,
                 }
             )
+        mean_w += drawn_w
     rest_w = float(left @ base_w)
     peak_w = float(peak_w + rest_w) * fleet.pue
     shortest = [float(s / d.rate_per_s) for s, d in zip(served, fleet.demands, strict=True)]
@@ -298,10 +429,5 @@ def _make_assignment(
 
 def list_settable_clocks(gpu: Gpu) -> Array:
     """List clocks the card can be set to, evenly over its range."""
-    high = float(gpu.clocks.max_hz)
-    low = float(gpu.clocks.min_hz) if gpu.clocks.min_hz is not None else 0.3 * high
-    even = np.linspace(low, high, CLOCK_COUNT)
-    if gpu.clocks.step_hz is not None:
-        step = float(gpu.clocks.step_hz)
-        even = high - step * np.round((high - even) / step)
-    return np.unique(np.clip(even, low, high))
+    low, high = float(np.min(gpu.clocks.lowest_hz)), float(np.max(gpu.clocks.max_hz))
+    return np.unique(np.clip(gpu.clocks.snap_to_steps(np.linspace(low, high, CLOCK_COUNT)), low, high))

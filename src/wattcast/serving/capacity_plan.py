@@ -238,12 +238,8 @@ class ServingPlan:
     @cached_property
     def _ceiling(self) -> tuple[float, str]:
         """The largest rate that one replica serves within all bounds, and what breaks above."""
-        low, high, binds = self.held_per_s, min(self.failed_per_s, self.option.most_per_s), self.failed
-        while high > CLOSE_CAPACITY * low:
-            middle = math.sqrt(low * high)
-            _, failed = serve_rate(self.demand, self.option, middle)
-            low, high, binds = (low, middle, failed) if failed else (middle, high, binds)
-        return low, binds or "throughput"
+        high = min(self.failed_per_s, self.option.most_per_s)
+        return find_ceiling(self.demand, self.option, self.held_per_s, high, self.failed)
 
     @property
     def capacity_per_s(self) -> float:
@@ -289,22 +285,7 @@ class ServingPlan:
     @cached_property
     def risk(self) -> str | None:
         """How far clock and power limit are from what was measured, where they are not the card's own."""
-        option, demand = self.option, self.demand
-        chip = option.gpu
-        clock_hz = option.clock_hz if option.clock_hz < float(np.max(chip.clocks.max_hz)) else None
-        limit_w = option.power_limit_w if option.power_limit_w < 0.999 * float(np.mean(chip.power.limit_w)) else None
-        if clock_hz is None and limit_w is None:
-            return None
-        batch = max(round(self.result.summarise()["batch"]["max"]), 1)
-        context = max(int((self.result.trace.prompt_tokens + self.result.trace.output_tokens / 2).mean()), 1)
-        step = replace(option.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
-        found = predict(build_graph(demand.model, step), chip, host_launch=0.0, clock=clock_hz, power_limit=limit_w)
-        told = [d for d in found.support.distances if d.dimension in ("clock", "power limit")]
-        if told:
-            word = SupportWord.FAR if any(d.word is SupportWord.FAR for d in told) else SupportWord.NEAR
-            return f"{word} from what was measured: {'; '.join(d.reason for d in told)}"
-        unknown = found.support.word is not SupportWord.MEASURED
-        return f"{found.support.word}: nothing was measured at {option.setting}" if unknown else None
+        return describe_risk(self.demand, self.option, self.result)
 
     def holds_for(self, option: PlanOption) -> bool:
         """Whether an option with a smaller batch limit serves in the same way, since no step was full."""
@@ -695,6 +676,36 @@ def serve_rate(demand: ServiceDemand, option: PlanOption, rate_per_s: float) -> 
         requests = min(2 * requests, enough)
     late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
     return result, ", ".join(map(str, late))
+
+
+def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResult) -> str | None:
+    """Say how far clock and power limit are from what was measured, where they are not the card's own."""
+    chip = option.gpu
+    clock_hz = option.clock_hz if option.clock_hz < float(np.max(chip.clocks.max_hz)) else None
+    limit_w = option.power_limit_w if option.power_limit_w < 0.999 * float(np.mean(chip.power.limit_w)) else None
+    if clock_hz is None and limit_w is None:
+        return None
+    batch = max(round(result.summarise()["batch"]["max"]), 1)
+    context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
+    step = replace(option.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+    found = predict(build_graph(demand.model, step), chip, host_launch=0.0, clock=clock_hz, power_limit=limit_w)
+    told = [d for d in found.support.distances if d.dimension in ("clock", "power limit")]
+    if told:
+        word = SupportWord.FAR if any(d.word is SupportWord.FAR for d in told) else SupportWord.NEAR
+        return f"{word} from what was measured: {'; '.join(d.reason for d in told)}"
+    unknown = found.support.word is not SupportWord.MEASURED
+    return f"{found.support.word}: nothing was measured at {option.setting}" if unknown else None
+
+
+def find_ceiling(
+    demand: ServiceDemand, option: PlanOption, low: float, high: float, binds: str = ""
+) -> tuple[float, str]:
+    """Return the largest rate between two at which a replica keeps all bounds, and what breaks above."""
+    while high > CLOSE_CAPACITY * low:
+        middle = math.sqrt(low * high)
+        _, failed = serve_rate(demand, option, middle)
+        low, high, binds = (low, middle, failed) if failed else (middle, high, binds)
+    return low, binds or "throughput"
 
 
 def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, float]) -> ServingPlan | str | None:
