@@ -17,7 +17,9 @@ def use_every_verb(rows: str, module: object) -> float | None:
     print(wattcast.explore("gpt2", "h200,l4", ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"], seq=128).rows[0])
     print(explore_designs("gpt2", "h200", ["sm_count=64,128"]).points)
     print(
-        wattcast.plan("llama3-8b", "h200", rate="20/s", prompt=1000, output=300, tpot="p90:40ms", tp=(1,)).best.row()
+        wattcast.plan(
+            "llama3-8b", "h200", rate="20/s", prompt=1000, output=300, tpot="p90:40ms", tp=(1,)
+        ).best.make_row()
     )
     print(wattcast.simulate("gpt2", "h200", rate="2/s", seconds=5, prompt=64, output=8).summarise())
     print(wattcast.train("gpt2", "h200", gpus=1), wattcast.capture(module, (1, 2)))
