@@ -128,6 +128,7 @@ def test_ids_of_the_hub_are_catalogue_models_or_lie_in_the_cache(tmp_path, monke
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq"),
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq-8bit"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         (
@@ -153,3 +154,21 @@ def test_a_quantization_config_chooses_the_recipe(found: dict[str, object], reci
     assert ("is not known" in model.note) == (recipe is None)
     eager = compute_footprint(model, ModelOptions(phase="decode", stack="eager")).weight_byte
     assert eager == wide
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cache"), [({"type": "float", "num_bits": 8, "strategy": "tensor"}, "fp8"), ({"type": "int"}, None)]
+)
+def test_a_cache_scheme_sets_the_format_of_the_cache(scheme: dict[str, object], cache: str | None) -> None:
+    """A checkpoint with scales for an fp8 cache is served with one: half of the bytes that a token keeps."""
+    groups = {"group_0": {"weights": {"type": "float", "num_bits": 8}, "input_activations": {"num_bits": 8}}}
+    found = {"quant_method": "compressed-tensors", "config_groups": groups, "kv_cache_scheme": scheme}
+    model = convert_config(LLAMA | {"quantization_config": found})
+    assert (model.quantization, model.kv_dtype) == ("fp8", cache)
+    assert ("kv_cache_scheme" in model.note) == (cache is None)
+    asked = ({}, {"kv_dtype": "bf16"})
+    published, wide = (
+        compute_footprint(model, ModelOptions(phase="decode", batch=64, seq=4096, **more)).cache_byte
+        for more in asked
+    )
+    assert published == (0.5 if cache else 1.0) * wide

@@ -111,6 +111,7 @@ class ModelSpec:
     source: str
     note: str = ""
     quantization: str | None = None  # recipe that its weights are published in; None: as wide as they are computed in
+    kv_dtype: str | None = None  # cache that it is published with scales for; None: as wide as activations
 
     @property
     def template(self) -> ModelArchitecture:

@@ -75,6 +75,7 @@ RECIPES = {
     "w8a8": WeightRecipe("int8", 8.0, "cutlass", Dtype.INT8, "token", "tensor"),
     "awq": WeightRecipe("int4", _AWQ_BIT, "marlin", None, "", "group", 128, True),
     "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
+    "gptq-8bit": WeightRecipe("fp8", 8.0 + 16.0 / 128.0, "marlin", None, "", "group", 128),
     "mxfp4": WeightRecipe("fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32),
     "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
 }
@@ -293,6 +294,9 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         said.append(
             f"quantization {model.quantization} (as it is published; --quantization none: as wide as --dtype)"
         )
+    if model.kv_dtype is not None and served and not asked and options.kv_dtype is None:
+        options = replace(options, kv_dtype=Dtype(model.kv_dtype))
+        said.append(f"kv_dtype {model.kv_dtype} (as it is published; --kv-dtype bf16: as wide as activations)")
     if options.stack is None:
         # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound
         language = model.kind is ModelKind.LANGUAGE and model.template.engine

@@ -88,26 +88,31 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
         notes.append("kernels of its sequence scans were never measured; they are estimated from bytes and FLOPs")
     if "auto_map" in config:
         notes.append("auto_map (code in the repository) was not run; the standard architecture is assumed")
-    recipe = _read_quantization(fields, notes)
+    recipe, cache_format = _read_quantization(fields, notes)
     title = ", ".join(map(clip_text, fields.names("architectures"))) or kind
     source = f"{where} (model_type {kind})"
     architecture = "t5_encoder" if dims.get("decoder_layers") == 0 else rule.architecture
     made = make_model(name or kind, title, architecture, dims, source, "; ".join(notes))
-    return replace(made, quantization=recipe)
+    return replace(made, quantization=recipe, kv_dtype=cache_format)
 
 
-def _read_quantization(fields: _Fields, notes: list[str]) -> str | None:
-    """Return the recipe that ``quantization_config`` names; what it names and we do not know becomes a note."""
+def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, str | None]:
+    """Return the recipe and the cache format that ``quantization_config`` names; what we do not know becomes a note.
+
+    Engines take a cache with scales in 8-bit floats alone (``kv_cache_scheme``).
+    """
     found = fields.get("quantization_config", {})
     fields.check("quantization_config", found, isinstance(found, Mapping), "an object")
     if not found:
-        return None
+        return None, None
     method = str(found.get("quant_method", "")).lower()
     bits, recipe = found.get("bits", found.get("w_bit", 4)), None
     if method in ("fp8", "fbgemm_fp8"):
         recipe = "fp8-block" if found.get("weight_block_size") else "fp8"
     elif method in ("awq", "gptq") and bits == 4:
         recipe = method
+    elif method == "gptq" and bits == 8:
+        recipe = "gptq-8bit"
     elif method == "mxfp4":
         recipe = "mxfp4"
     elif method == "modelopt":
@@ -118,7 +123,15 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> str | None:
         notes.append(
             f"quantization_config ({clip_text(method or 'no quant_method')}) is not known: choose --quantization"
         )
-    return recipe
+    if recipe == "gptq-8bit":
+        notes.append("8-bit integer weights are predicted as 8-bit floats, which the same kernel (Marlin) widens")
+    scheme = found.get("kv_cache_scheme")
+    if not isinstance(scheme, Mapping):
+        return recipe, None
+    if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8):
+        return recipe, "fp8"
+    notes.append("kv_cache_scheme is not one of 8-bit floats: choose --kv-dtype")
+    return recipe, None
 
 
 def _read_compressed_tensors(found: Mapping[str, Any]) -> str | None:
@@ -133,7 +146,8 @@ def _read_compressed_tensors(found: Mapping[str, Any]) -> str | None:
     kind = weights.get("type"), weights.get("num_bits"), isinstance(tokens, Mapping)
     if kind == ("float", 8, True):
         return "fp8-block" if weights.get("strategy") == "block" else "fp8"
-    return {("int", 8, True): "w8a8", ("int", 4, False): "gptq", ("float", 4, True): "nvfp4"}.get(kind)  # type: ignore[arg-type]
+    known = {("int", 8, True): "w8a8", ("int", 4, False): "gptq", ("int", 8, False): "gptq-8bit"}
+    return (known | {("float", 4, True): "nvfp4"}).get(kind)  # type: ignore[arg-type]
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True):
