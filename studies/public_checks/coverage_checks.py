@@ -27,6 +27,7 @@ from wattcast.core.measured_rows import CHAINS_FILE, database_folder, read_table
 from wattcast.core.strict_files import FitStatus
 from wattcast.fit import whole_models
 from wattcast.fit.calibration import MeasuredModel
+from wattcast.fit.engine_fit import load_measured_model
 from wattcast.fit.held_out import analyse_rows, predict_with_bundle, weighted_quantile
 from wattcast.fit.kernel_rows import parse_operators, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
@@ -48,7 +49,6 @@ from wattcast.predictor.uncertainty import (
 )
 from wattcast.serving.host_times import COMPILED, load_engine_records
 from wattcast.validate.ledger import Tell
-from wattcast.validate.model_checks import load_measured_model
 from wattcast.workload.graph import Block, Graph
 
 UNCAPPED_W = 1e9  # a power limit that no card reaches

@@ -288,6 +288,7 @@ def database_folder(gpu: str) -> Path:
 
 ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
 MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
+STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
 CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 _CHECKSUM = "wattcast.sha256"

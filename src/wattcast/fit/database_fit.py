@@ -30,7 +30,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, read_table, write_table
 from wattcast.fit import few_rows_fit, kernel_rows
-from wattcast.fit.engine_fit import extend_bundle
+from wattcast.fit.engine_fit import extend_bundle, load_fitting_steps
 from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, fit_widening, predict_held_out
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import KernelRows, parse_operators, settled_figures
@@ -197,7 +197,8 @@ def fit_engine_database(
     if start is None or start.learned is None or start.clock_law is None:
         raise BadInput(f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`.")
     with one_thread():
-        return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell)
+        steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
+        return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell, steps)
 
 
 def _shipped(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:

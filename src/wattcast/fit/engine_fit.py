@@ -7,8 +7,9 @@ database holds out are never read here but to be predicted (``judge_engine_rows`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import TypeVar
 
 import msgspec
@@ -17,18 +18,25 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_table
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
 from wattcast.fit.kernel_fit import energy_ratio, loaded_clock_hz, measured_ranges, price_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
-from wattcast.hardware import Gpu
+from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
-from wattcast.kernels.kernel_table import root_family
+from wattcast.kernels.kernel_table import USUAL_CONDITION, RunCondition, root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.kernel_phases import blend_corrections
-from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
-from wattcast.predictor.pipeline import analyse_kernels
+from wattcast.predictor.learned_factors import RATE_FEATURES, LearnedFactors, busy_rates, compute_ideal_terms
+from wattcast.predictor.pipeline import analyse_graphs, analyse_kernels, detail_at_clock, total_at_clock
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.readers.from_huggingface import convert_config
 
 _Value = TypeVar("_Value")
 _PRODUCTS = ("engine_scaled", "engine_block", "engine_weight_only", "engine_experts")
@@ -45,14 +53,21 @@ def is_engine_family(name: str) -> bool:
     return root_family(name).startswith("engine_")
 
 
-def extend_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, tell: Callable[[str], None] = lambda _: None) -> Bundle:
+def extend_bundle(
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+    tell: Callable[[str], None] = lambda _: None,
+    steps: Sequence[MeasuredStep] = (),
+) -> Bundle:
     """Return a bundle with engine kernels fitted to the rows that are not held out; those it had go."""
     known = _to_fit(rows)
     base = without_engine(bundle)
     ends = _interval_ends(base, known, gpu, tell)
-    found = _add_families(base, known, gpu)
+    found = _add_families(base, known, gpu, steps)
     bursts = int(known.is_kind("burst").sum())
-    note = f"engine kernels: {bursts} bursts and {len(known) - bursts} sustained rows of {rows.source}"
+    fitted = f"{bursts} bursts, {len(known) - bursts} sustained rows and {len(steps)} steps"
+    note = f"engine kernels: {fitted} of {rows.source}"
     kernels = build_kernels(known.ops, known.conditions, gpu, base.reference, ())
     return replace(
         found,
@@ -92,8 +107,8 @@ def _to_fit(rows: KernelRows) -> KernelRows:
     return known
 
 
-def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
-    """Fit corrections, time and energy of the rows' families into a bundle."""
+def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu, steps: Sequence[MeasuredStep] = ()) -> Bundle:
+    """Fit corrections, time and energy of the rows' families into a bundle, energy of attention in ``steps`` too."""
     reference, law = bundle.reference, bundle.clock_law
     learned = bundle.learned
     assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
@@ -111,12 +126,134 @@ def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Bundle:
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
     priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
     sample = replace(sample, ratio=energy_ratio(priced, power, bundle.toggling))
-    energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
-    return replace(
-        bundle,
-        corrections=corrections,
-        learned=LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy}),
-    )
+
+    def with_energies(samples: Sequence[ResidualSample]) -> Bundle:
+        energy = fit_residuals(samples, pools=_POOLS, trees=0, hold_in=False)
+        factors = LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy})
+        return replace(bundle, corrections=corrections, learned=factors)
+
+    alone = with_energies([sample])
+    return with_energies([sample, *_attention_in_steps(alone, sample, steps, gpu)]) if steps else alone
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A decode step of an engine that ran at the top clock, below the power limit."""
+
+    graph: Graph
+    run: str  # engine and card: steps of one run share what the card draws more or less
+    power_w: float
+    latency_s: float
+
+
+def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
+    """Read the decode steps of fitting models; none where a database has no engine's steps.
+
+    Steps on dummy weights are left out where the same engine was measured with weights that tell tokens apart.
+    """
+    path = database_folder(database) / STEPS_FILE
+    rows = read_table(path) if path.exists() else []
+    known = [row for row in rows if row["kind"] == "decode" and not row["held_out"] and not row.get("error")]
+    apart = {row["model"] for row in known if row.get("normal_weights")}
+    found = []
+    for row in known:
+        settled = row["sm_clock_hz"] > _TOP_SHARE * top_hz and row["host_s"] < _HIDDEN_SHARE * row["latency_s"]
+        if settled and (row["model"] not in apart or row["normal_weights"]):
+            sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
+            options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
+            graph = build_graph(load_measured_model(row["model"]), options)
+            run = f"{row['model']} {row['card_uuid']}"
+            found.append(MeasuredStep(graph, run, row["power_w"], row["latency_s"]))
+    return found
+
+
+def read_engine_options(row: Plain) -> ModelOptions:
+    """Return the number formats that an engine was started with."""
+    formats = {name: row[name] if row[name] == "fp8" else None for name in ("quantization", "kv_dtype")}
+    return ModelOptions.from_names(stack=SoftwareStack.ENGINE, **formats)
+
+
+def load_measured_model(name: str) -> ModelSpec:
+    """Return the model of a measured engine from the configuration it was started with."""
+    lines = files("wattcast.measure.campaigns").joinpath("engine_models.jsonl").read_bytes().splitlines()
+    found = (msgspec.json.decode(line) for line in lines if line.strip())
+    known = {line["name"]: line["config"] for line in found}
+    return convert_config(known[name], f"engine_models.jsonl: {name}", name)
+
+
+_TOP_SHARE = 0.998  # of the top clock, above which a step was not capped
+_HIDDEN_SHARE = 0.9  # of a step's time, up to which the host's work is hidden
+_LEAST_ATTENTION = 0.2  # of a step's dynamic energy, from which it tells what attention draws
+
+
+def _attention_in_steps(
+    bundle: Bundle, sample: ResidualSample, steps: Sequence[MeasuredStep], gpu: Gpu
+) -> list[ResidualSample]:
+    """Return what decode attention draws inside steps, as samples that its energy is learned from.
+
+    With E_a and E_o the dynamic energy of attention and of all else as a ``bundle`` fitted to kernels alone gives it,
+    a step of run r and time t draws P = P_idle + g_r·(E_o + a·E_a)/t. Gains g_r of cards and the factor a are fitted
+    by least squares of P. The first sample repeats the rows of decode attention as they would be in a step: with the
+    usual condition, and a times their energy. The second has the attention of each step, with a factor of its own.
+    """
+    from scipy.optimize import least_squares
+
+    assert bundle.learned is not None
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    at = OperatingPoint(clock_hz=top_hz)
+    idle_w = float(np.ravel(bundle.power.idle_power_w(top_hz, at.temperature_c))[0])
+    runs = sorted({step.run for step in steps})
+    place = np.array([runs.index(step.run) for step in steps])
+    power_w = np.array([step.power_w for step in steps])
+    own_w, other_w = np.zeros(len(steps)), np.zeros(len(steps))
+    known: list[tuple[int, Operator]] = []  # the attention of each step
+    for i, timeline in enumerate(analyse_graphs([step.graph for step in steps], gpu, bundle)):
+        detail, totals = detail_at_clock(timeline, at, bundle), total_at_clock(timeline, at, bundle)
+        dynamic_w = timeline.calls * (detail.kernel_j - idle_w * detail.kernel_s) / steps[i].latency_s
+        rows = np.flatnonzero(np.isin(timeline.kernels.work.root_family, "engine_paged"))
+        other_w[i] = (totals.energy_j - idle_w * totals.latency_s) / steps[i].latency_s - dynamic_w[rows].sum()
+        ops = tuple(timeline.kernels.ops[row] for row in rows)
+        as_rows = build_kernels(ops, (RunCondition(rotated="all"),) * len(ops), gpu, bundle.reference, ())
+        alone = bundle.learned.factors(as_rows, blend_corrections(as_rows.work, bundle.corrections))[1]
+        own_w[i] = (dynamic_w[rows] * alone / timeline.energy_factor[rows]).sum()
+        known += [(i, op) for op in ops]
+
+    def misses(found: Array) -> Array:
+        gain, factor = np.exp(found[:-1])[place], np.exp(found[-1])
+        return np.asarray((idle_w + gain * (other_w + factor * own_w)) / power_w - 1.0)
+
+    *gains, mean = np.exp(least_squares(misses, np.zeros(len(runs) + 1)).x)
+    factor = np.clip(((power_w - idle_w) / np.array(gains)[place] - other_w) / np.maximum(own_w, 1.0), 0.5, 2.0)
+    share = own_w / (own_w + other_w)
+    told = [(i, op) for i, op in known if share[i] > _LEAST_ATTENTION]
+    found = [_as_in_steps(sample, float(mean))]
+    if told:
+        ops = tuple(op for _, op in told)
+        kernels, as_rows = (
+            build_kernels(ops, (how,) * len(ops), gpu, bundle.reference, ())
+            for how in (USUAL_CONDITION, RunCondition(rotated="all"))
+        )
+        corrections = blend_corrections(kernels.work, bundle.corrections)
+        time, alone, _ = bundle.learned.factors(as_rows, corrections)
+        seconds = time * compute_ideal_terms(kernels, bundle.reference).corrected(
+            corrections.T, bundle.reference.top_hz
+        )
+        rates = busy_rates(kernels, bundle.reference, seconds, time * corrections[:, 2] * kernels.work.launches)
+        places = [i for i, _ in told]
+        more = dict(zip(RATE_FEATURES, rates, strict=True))
+        found.append(ResidualSample(kernels, factor[places] * alone, more, sure=share[places]))
+    return found
+
+
+def _as_in_steps(sample: ResidualSample, factor: float) -> ResidualSample:
+    """Return the decode attention of a sample under the usual condition, with ``factor`` times its energy."""
+    is_own = np.array(["engine.paged.decode" in name for name in sample.kernels.work.kernel_family])
+    kernels = select_kernels(sample.kernels, is_own)
+    features = {**kernels.work.features, "cold": np.zeros(int(is_own.sum()))}
+    more = {name: values[is_own] for name, values in sample.more.items()}
+    sure = None if sample.sure is None else sample.sure[is_own]
+    usual = replace(kernels, work=replace(kernels.work, features=features))
+    return ResidualSample(usual, factor * sample.ratio[is_own], more, sure=sure)
 
 
 def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: Gpu) -> Array:

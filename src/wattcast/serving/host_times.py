@@ -20,11 +20,10 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import Plain, database_folder, read_lines, read_table, write_table
+from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table, write_table
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.whole_files import hold_folder
 
-STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
 SERVING_STEPS_FILE = "engine_serving_steps.parquet"  # one row a step of a traffic run
 COMPILED = "compiled_inside"  # flag of a traffic run in which a launch took so long that it compiled a kernel

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from wattcast import hardware
@@ -25,6 +23,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import Plain
 from wattcast.fit import whole_models
+from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase, fit_host_cost
 from wattcast.hardware import Gpu, OperatingPoint
@@ -39,9 +38,6 @@ from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.validate.kernel_checks import five_number_floor
-from wattcast.workload.model_catalogue import ModelSpec
-from wattcast.workload.model_options import ModelOptions, SoftwareStack
-from wattcast.workload.readers.from_huggingface import convert_config
 
 DRAWS = 5  # of launch times, for each traffic run
 STEP_GOALS = {  # must, aim: percent
@@ -243,29 +239,16 @@ def is_held_out(row: Plain) -> bool:
 
 def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> StepCosts:
     """Tabulate the engine as it was started, for contexts all alike or uneven as in the traffic it ``served``."""
-    options = ModelOptions.from_names(
-        stack=SoftwareStack.ENGINE,
-        quantization="fp8" if engine["quantization"] == "fp8" else None,
-        kv_dtype="fp8" if engine["kv_dtype"] == "fp8" else None,
-    )
     return tabulate_step_costs(
         load_measured_model(engine["model"]),
         gpu,
-        options,
+        read_engine_options(engine),
         max_tokens=int(engine["max_batched_tokens"]),
         max_seqs=int(engine["max_seqs"]),
         longest_context=int(engine["max_model_len"]),
         context_spread=float(np.mean([trace.context_spread for trace in served])) if served else 0.0,
         block_tokens=int(engine["block_tokens"]),
     )
-
-
-def load_measured_model(name: str) -> ModelSpec:
-    """Return the model of a measured engine from the configuration it was started with."""
-    lines = files("wattcast.measure.campaigns").joinpath("engine_models.jsonl").read_bytes().splitlines()
-    found = (msgspec.json.decode(line) for line in lines if line.strip())
-    known = {line["name"]: line["config"] for line in found}
-    return convert_config(known[name], f"engine_models.jsonl: {name}", name)
 
 
 def _compare_step(row: Plain, costs: StepCosts, settings: EngineSettings) -> dict[str, tuple[float, float]]:

@@ -27,7 +27,7 @@ class PagedAttention(Operator):
 
     ``groups`` lists (sequences, new tokens of each, keys of each). A ``window`` of w lets a token see w keys. An fp8
     cache is multiplied in fp8, with queries in fp8 and results in bf16. ``splits`` is the most parts a sequence may
-    be cut into, 0 for none; ``bound`` the longest sequence that a captured graph allows for.
+    be cut into, 0 where the library chooses; ``bound`` the longest sequence that a captured graph allows for.
     """
 
     is_product: ClassVar[bool] = True

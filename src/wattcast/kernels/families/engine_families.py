@@ -96,32 +96,27 @@ def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, refere
     """Return the columns of paged attention.
 
     A tile of packed query rows walks over the blocks of keys that its tokens see. A sequence of n blocks is cut into
-    ⌈n/s⌉ parts, with s = ⌈1.1 · all blocks / SMs⌉ (FlashAttention 3, ``prepare_varlen_num_blocks``). The busiest SM
-    decides the time: whole tiles where all are alike, else an even share and half of the longest.
+    ⌈n/s⌉ parts, with s = ⌈1.1 · all blocks / SMs⌉ (FlashAttention 3, ``prepare_varlen_num_blocks``); blocks hidden by
+    the mask or a window count as well. The busiest SM decides the time.
     """
     group, dim, sms = op.heads // op.kv_heads, float(op.head_dim), reference.sm_count
     kind = op.kind_of_batch
     fp8 = op.kv_dtype is Dtype.FP8
     tile_m, tile_n = _attention_tile(op, kind == "decode")
-    parts = []  # tiles, mean and longest walk of a tile in blocks of keys
-    for count, q, kv in op.groups:
-        tiles = ceil(q * group / tile_m)
-        tokens = min(tile_m / group, q)  # of a tile
-        longest = min(float(kv), op.window + tokens) if op.window else float(kv)
-        mean = longest if q == 1 else min(longest, kv - 0.5 * (q - tokens))
-        straddles = 0.5 if op.window and op.window < kv else 0.0
-        walks = max(ceil(mean / tile_n + straddles), 1.0), ceil(longest / tile_n + straddles)
-        parts.append((float(count * op.kv_heads * tiles), *walks))
-    total = sum(tiles * walk for tiles, walk, _ in parts)
-    share, most = ceil(_SPLIT_MARGIN * total / sms), float(op.splits or 1)
-    cuts = [min(max(ceil(longest / share), 1.0), most) for _, _, longest in parts]
-    units = sum(tiles * cut for (tiles, _, _), cut in zip(parts, cuts, strict=True))
-    longest = max(ceil(walk / cut) for (_, _, walk), cut in zip(parts, cuts, strict=True))
-    shortest = min(max(ceil((kv - q + 1) / tile_n), 1) for _, q, kv in op.groups) if len(parts) == 1 else 0.0
-    busiest = float(longest)
-    if units > sms:  # tiles in waves where all are alike; long ones first where they are not
-        alike = min(longest, shortest / cuts[0])
-        busiest = max(busiest, total / sms + 0.5 * longest * (len(parts) > 1), ceil(units / sms) * alike)
+    parts = [_walk_tiles(op, q, kv, tile_m, tile_n) for _, q, kv in op.groups]  # blocks of keys of each tile
+    many = [float(count * op.kv_heads) for count, _, _ in op.groups]
+    total = sum(times * float(walks.sum()) for times, walks in zip(many, parts, strict=True))
+    whole = [ceil(kv / tile_n) for _, _, kv in op.groups]  # the scheduler counts hidden blocks as well
+    counted = sum(times * len(walks) * blocks for times, walks, blocks in zip(many, parts, whole, strict=True))
+    share, most = ceil(_SPLIT_MARGIN * counted / sms), float(op.splits or _most_splits(op, tile_m, tile_n, sms))
+    cuts = [min(max(ceil(blocks / share), 1.0), most) for blocks in whole]
+    units = sum(times * len(walks) * cut for times, walks, cut in zip(many, parts, cuts, strict=True))
+    if units > _LISTED_WAVES * sms:  # many waves: an even share, and the end of the last tiles
+        busiest = total / sms + 0.5 * min(float(walks[0]) for walks in parts)
+    else:
+        listed = zip(many, parts, cuts, strict=True)
+        tiles = [np.repeat(np.ceil(walks / cut), int(times * cut)) for times, walks, cut in listed]
+        busiest = _busiest_share(np.concatenate(tiles), int(sms))
     rounds = max(units / sms, 1.0)
     turned = fp8 * (_TURN_CYCLE if dim <= 192 else _WIDE_TURN_CYCLE) * tile_n * dim
     block_flop = 4.0 * tile_m * tile_n * dim + rate * (_SCORE_CYCLE * tile_m * tile_n + turned)
@@ -130,25 +125,62 @@ def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, refere
     if cold or (not warm and kind != "prefill"):
         gone = 1.0
     load_byte = 2.0 * total * tile_n * dim * op.math_dtype.byte
-    between = 8.0 * rows * dim * max(cuts) if max(cuts) > 1.0 else 4.0 * rows * dim * (op.splits > 1)
+    between = 8.0 * rows * dim * max(cuts) if max(cuts) > 1.0 else 4.0 * rows * dim * (most > 1.0)
     work = (
         *(units, block_flop * busiest / rounds, _TILE_STEPS * ceil(rounds) / rounds),
-        *(1.0 + (op.splits > 1) + (not op.scheduled), load_byte + read - op.cache_byte + write, 3.0 * load_byte),
+        *(1.0 + (most > 1.0) + (not op.scheduled), load_byte + read - op.cache_byte + write, 3.0 * load_byte),
         *(read * gone, write * gone, 0.0, between, 1.0, max(4.0 * tile_m * tile_n * dim * total - op.flop, 0.0)),
     )
-    many = float(sum(count for count, _, _ in op.groups))
+    batch = float(sum(count for count, _, _ in op.groups))
     plain = {
         "head_dim": dim, "fp8": float(fp8), "windowed": float(op.window > 0), "cold": float(cold),
         "sink": float(op.sink), "softcap": float(op.softcap > 0), "scheduled": float(op.scheduled),
         "fill": total / (sms * busiest), "kinds": float(len(op.groups)),
-        "pad_m": min(group * op.tokens / many / tile_m, 1.0),
+        "pad_m": min(group * op.tokens / batch / tile_m, 1.0),
     }  # fmt: skip
     logs = {
-        "log_batch": many, "log_q": op.tokens / many, "log_kv": op.keys / many, "log_heads": float(op.heads),
+        "log_batch": batch, "log_q": op.tokens / batch, "log_kv": op.keys / batch, "log_heads": float(op.heads),
         "log_group": float(group), "log_cut": max(cuts), "log_units": units, "log_busiest": busiest,
         "log_longest": float(max(kv for _, _, kv in op.groups)),
     }  # fmt: skip
     return f"attention.engine.paged.{kind}{'.fp8' if fp8 else ''}", work, plain, logs
+
+
+def _most_splits(op: PagedAttention, tile_m: float, tile_n: float, sms: float) -> int:
+    """Return how often a sequence may be cut where the caller sets no limit.
+
+    FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone: one part where its tiles fill 80 % of
+    the SMs or it has four blocks of keys, else the fewest parts that come within 85 % of the best filled last wave.
+    """
+    longest_q, longest_kv = (max(sizes[place] for sizes in op.groups) for place in (1, 2))
+    tiles = op.kv_heads * ceil(longest_q * (op.heads // op.kv_heads) / tile_m)
+    seen = min(longest_kv, op.window + 1 + tile_m) if op.window else longest_kv
+    blocks = ceil(seen / tile_n)
+    if tiles >= 0.8 * sms or blocks <= 4:
+        return 1
+    waves = tiles * np.arange(1, min(128, int(sms), blocks) + 1) / sms
+    filled = waves / np.ceil(waves)
+    return int(np.argmax(filled >= 0.85 * filled.max())) + 1
+
+
+_LISTED_WAVES = 16.0  # tiles a SM up to which each is placed
+
+
+def _walk_tiles(op: PagedAttention, q: int, kv: int, tile_m: float, tile_n: float) -> Array:
+    """Return the blocks of keys that each tile of a sequence walks over, the last tile's last, ``(tile,)``."""
+    group = op.heads // op.kv_heads
+    last = np.minimum(np.arange(1, ceil(q * group / tile_m) + 1) * tile_m / group, q)  # tokens up to a tile's end
+    end = kv - q + np.ceil(last)
+    start = np.maximum(kv - q + np.floor(last - tile_m / group) - op.window, 0.0) if op.window else 0.0
+    return np.asarray(np.maximum(np.ceil(end / tile_n) - np.floor(start / tile_n), 1.0))
+
+
+def _busiest_share(walks: Array, sms: int) -> float:
+    """Return the blocks of the busiest SM where long tiles are dealt out first, to and fro."""
+    dealt = np.zeros((ceil(len(walks) / sms), sms))
+    dealt.ravel()[: len(walks)] = np.sort(walks)[::-1]
+    dealt[1::2] = dealt[1::2, ::-1].copy()
+    return float(dealt.sum(axis=0).max())
 
 
 _PREFILL_TILE = 128.0
