@@ -19,6 +19,7 @@ import msgspec
 
 from wattcast.core.errors import bad_value, fold_name, resolve_name, unknown_name
 from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
+from wattcast.core.units import Dtype
 
 
 class ModelKind(StrEnum):
@@ -111,7 +112,7 @@ class ModelSpec:
     source: str
     note: str = ""
     quantization: str | None = None  # recipe that its weights are published in; None: as wide as they are computed in
-    kv_dtype: str | None = None  # cache that it is published with scales for; None: as wide as activations
+    kv_dtype: Dtype | None = None  # cache that it is published with scales for; None: as wide as activations
 
     @property
     def template(self) -> ModelArchitecture:

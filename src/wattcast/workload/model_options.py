@@ -295,7 +295,7 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
             f"quantization {model.quantization} (as it is published; --quantization none: as wide as --dtype)"
         )
     if model.kv_dtype is not None and served and not asked and options.kv_dtype is None:
-        options = replace(options, kv_dtype=Dtype(model.kv_dtype))
+        options = replace(options, kv_dtype=model.kv_dtype)
         said.append(f"kv_dtype {model.kv_dtype} (as it is published; --kv-dtype bf16: as wide as activations)")
     if options.stack is None:
         # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound

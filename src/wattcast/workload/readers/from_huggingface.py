@@ -22,6 +22,7 @@ import msgspec
 
 from wattcast.core.errors import BadInput, bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import decode_json, decode_yaml
+from wattcast.core.units import Dtype
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.model_options import SIZE_LIMIT
 
@@ -96,7 +97,7 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     return replace(made, quantization=recipe, kv_dtype=cache_format)
 
 
-def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, str | None]:
+def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, Dtype | None]:
     """Return the recipe and the cache format that ``quantization_config`` names; what we do not know becomes a note.
 
     Engines take a cache with scales in 8-bit floats alone (``kv_cache_scheme``).
@@ -129,7 +130,7 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, s
     if not isinstance(scheme, Mapping):
         return recipe, None
     if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8):
-        return recipe, "fp8"
+        return recipe, Dtype.FP8
     notes.append("kv_cache_scheme is not one of 8-bit floats: choose --kv-dtype")
     return recipe, None
 
