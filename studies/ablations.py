@@ -56,7 +56,7 @@ from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.timeline import active_sm_share
 from wattcast.validate.kernel_checks import solve_relative
 from wattcast.validate.ledger import load_held_out, run_study
-from wattcast.workload.build_model import _build, build_graph
+from wattcast.workload.build_model import _build_graph, build_graph
 from wattcast.workload.model_options import ModelOptions
 
 Tell = Callable[[str], None]
@@ -324,7 +324,7 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
         )
         seconds = []
         for _ in range(TIMES + 1):
-            _build.cache_clear()
+            _build_graph.cache_clear()
             if bundle.learned is not None:
                 bundle.learned._kept.clear()
             began_s = time.process_time()

@@ -77,11 +77,11 @@ def predict_models(
 ) -> tuple[Array, Array]:
     """Predict latency and mean power of every row, ``(row,)``, with factors applied."""
     priced = apply_factors(bundle, {k: v for k, v in factors.items() if k == IDLE_OFFSET or k.endswith("energy")})
-    found = [_row(row, factors, gpu, priced) for row in rows]
+    found = [_predict_row(row, factors, gpu, priced) for row in rows]
     return np.array([t for t, _ in found]), np.array([w for _, w in found])
 
 
-def _row(row: AnalysedModel, factors: Mapping[str, float], gpu: Gpu, bundle: Bundle) -> tuple[float, float]:
+def _predict_row(row: AnalysedModel, factors: Mapping[str, float], gpu: Gpu, bundle: Bundle) -> tuple[float, float]:
     m, timeline = row.measured, scale_timeline(row, factors)
     at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
     if m.clock_hz is None or m.power_limit_w is not None:
@@ -198,7 +198,7 @@ def calibrate_analysed(
     on_time = FactorProblem(
         rows, seconds, spread, idle_w, lambda f: np.log(predict_models(rows, f, gpu, bundle)[0]), scatter
     )
-    plain = _fit((), on_time, ())  # the forecast itself as a fit
+    plain = _fit_factors((), on_time, ())  # the forecast itself as a fit
     time = _best_set(
         TIME_SETS, on_time, lambda fit: not fit.chosen or lowers_error(plain.start, fit.left_out, LEAST_ERRORS)
     )
@@ -216,7 +216,7 @@ def calibrate_analysed(
         return FactorProblem(powered, target, noise, idle_w, logs)
 
     count, has_power = len(powered), np.array([r.measured.power_w is not None for r in rows], dtype=bool)
-    off_w, off_j = np.split(_fit((), on_energy(plain), ()).start, [count])  # of the forecast
+    off_w, off_j = np.split(_fit_factors((), on_energy(plain), ()).start, [count])  # of the forecast
 
     def left_out_joules(known: FactorFit, fit: FactorFit) -> Array:
         """Return the residuals of energy where a row is left out of both fits."""
@@ -231,15 +231,15 @@ def calibrate_analysed(
 
     energy = fit_energy(time)
     if energy is None and time.chosen:
-        energy, alone = fit_energy(plain), left_out_joules(time, _fit((), on_energy(time), ()))
+        energy, alone = fit_energy(plain), left_out_joules(time, _fit_factors((), on_energy(time), ()))
         if energy is not None or percent_errors(alone).mean() > percent_errors(off_j).mean():
             time = plain
-    energy = (energy or _fit((), on_energy(time), ())).select_rows(count)
+    energy = (energy or _fit_factors((), on_energy(time), ())).select_rows(count)
     learned = (*time.learned(idle_w), *energy.learned(idle_w))
     factors = {item.name: item.value for item in learned}
     left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
     done = Calibration(bundle, learned, left, time.errors, energy.errors, len(rows), notes)
-    return replace(done, bundle=_bundle(bundle, done, time, energy, source))
+    return replace(done, bundle=_apply_factors(bundle, done, time, energy, source))
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class FactorProblem:
 
     def value(self, chosen: tuple[str, ...], theta: Array) -> Array:
         """Return the modelled logarithms where the chosen factors are at ``theta``."""
-        return self.model(_factors(chosen, theta, self.idle_w)) if len(self.rows) else np.zeros(0)
+        return self.model(_exponentiate_factors(chosen, theta, self.idle_w)) if len(self.rows) else np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class FactorFit:
     @property
     def factors(self) -> dict[str, float]:
         """Factors by name; the idle offset still as a share of idle power."""
-        return _factors(self.chosen, self.theta, 1.0)
+        return _exponentiate_factors(self.chosen, self.theta, 1.0)
 
     def select_rows(self, count: int) -> FactorFit:
         """Return the fit with the residuals of its first rows alone."""
@@ -317,7 +317,7 @@ def _best_set(
     """Choose the set of factors that the rows support; None where they support none."""
     count = len(problem.rows)
     others = tuple(dict.fromkeys(name for s in sets for name in s)) if count < 3 else ()
-    fits = [_fit(s, problem, others) for s in [s for s in sets if len(s) <= count] or [()]]
+    fits = [_fit_factors(s, problem, others) for s in [s for s in sets if len(s) <= count] or [()]]
     if count < 3:
         return max(fits, key=lambda f: f.reach)
     best: FactorFit | None = None
@@ -327,9 +327,9 @@ def _best_set(
     return best
 
 
-def _fit(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> FactorFit:
+def _fit_factors(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> FactorFit:
     rows, target = problem.rows, problem.target
-    spread = _noise(chosen, problem, others)
+    spread = _estimate_noise(chosen, problem, others)
     prior = np.array([PRIOR_SPREAD[name] for name in chosen])
     theta = np.zeros(len(chosen))
     precision = np.diag(1.0 / prior**2)
@@ -341,7 +341,7 @@ def _fit(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...
     here, weight = start, np.ones(len(target))
     jacobian = np.zeros((len(target), len(chosen)))
     for _ in range(STEPS if chosen and len(rows) else 0):
-        jacobian = _jacobian(value, theta, target - here)
+        jacobian = _differentiate_factors(value, theta, target - here)
         weight = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(here), 1e-12))
         scaled = (weight / spread**2)[:, np.newaxis] * jacobian
         step = np.linalg.solve(jacobian.T @ scaled + precision, scaled.T @ here - precision @ theta)
@@ -357,18 +357,18 @@ def _fit(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...
     return FactorFit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), spread, reach)
 
 
-def _noise(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> Array:
+def _estimate_noise(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> Array:
     """Return the deviation of each entry: its own, and what factors outside the set may add."""
     apart = dict(problem.scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
     variance = np.full(len(problem.target), problem.noise**2)
     if apart and len(problem.rows):
         names = tuple(apart)
-        moved = _jacobian(lambda at: problem.value(names, at), np.zeros(len(names)), problem.model({}))
+        moved = _differentiate_factors(lambda at: problem.value(names, at), np.zeros(len(names)), problem.model({}))
         variance += (moved**2) @ np.array(list(apart.values())) ** 2
     return np.asarray(np.sqrt(variance))
 
 
-def _jacobian(value: Callable[[Array], Array], theta: Array, here: Array, step: float = 0.02) -> Array:
+def _differentiate_factors(value: Callable[[Array], Array], theta: Array, here: Array, step: float = 0.02) -> Array:
     columns = []
     for j in range(len(theta)):
         moved = theta.copy()
@@ -377,11 +377,11 @@ def _jacobian(value: Callable[[Array], Array], theta: Array, here: Array, step: 
     return np.stack(columns, axis=-1)
 
 
-def _factors(chosen: tuple[str, ...], theta: Array, idle_w: float) -> dict[str, float]:
+def _exponentiate_factors(chosen: tuple[str, ...], theta: Array, idle_w: float) -> dict[str, float]:
     return {n: float(x * idle_w if n == IDLE_OFFSET else np.exp(x)) for n, x in zip(chosen, theta, strict=True)}
 
 
-def _bundle(forecast: Bundle, done: Calibration, time: FactorFit, energy: FactorFit, source: str) -> Bundle:
+def _apply_factors(forecast: Bundle, done: Calibration, time: FactorFit, energy: FactorFit, source: str) -> Bundle:
     """Apply the factors to the forecast; intervals come from rows left out, shrunk towards the forecast's."""
     made = apply_factors(forecast, done.factors)
     said = ", ".join(f"{item.name} {item.value:.3g}" for item in done.learned) or "nothing"

@@ -73,7 +73,7 @@ def scales_scores(op: Operator) -> bool:
     return isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)
 
 
-def _bert(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+def _add_bert_masks(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
     """Add a mask of one row per sequence to the scores."""
     for op in ops:
         yield op
@@ -82,7 +82,7 @@ def _bert(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
             yield replace(op, function="add", layout=Layout.BROADCAST, read=read)
 
 
-def _gpt2(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+def _add_gpt2_constants(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
     """Make the divisor and the mask's value on the device, one number each."""
     for op in ops:
         if scales_scores(op):
@@ -92,15 +92,15 @@ def _gpt2(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
             yield op
 
 
-def _opt(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
+def _unscale_opt_scores(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
     """Leave the scores unscaled, since the queries were scaled."""
     return (op for op in ops if not scales_scores(op))
 
 
 _ISSUED: dict[str, Callable[[Iterable[Operator], int], Iterator[Operator]]] = {
-    "bert-large": _bert,
-    "gpt2": _gpt2,
-    "opt-1.3b": _opt,
+    "bert-large": _add_bert_masks,
+    "gpt2": _add_gpt2_constants,
+    "opt-1.3b": _unscale_opt_scores,
 }
 
 
@@ -248,7 +248,7 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
         plain = decode_json(data, list[dict[str, Any]], path.name)
         lines = [(f"{path.name}: row {i}", entry) for i, entry in enumerate(plain, start=1)]
     else:
-        lines = _csv(data, path.name)
+        lines = _read_csv(data, path.name)
     if not 1 <= len(lines) <= MOST_ROWS:
         raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
     if set(lines[0][1]) == set(PUBLISHED_HEADER):
@@ -258,11 +258,11 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
             MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, min(r.clock_hz, top_hz), r.temperature_c)
             for r in runs
         ]
-        return [_checked(m, where, gpu) for (where, _), m in zip(lines, measured, strict=True)]
-    return [_checked(_measured(entry, where, path.parent), where, gpu) for where, entry in lines]
+        return [_check_measured(m, where, gpu) for (where, _), m in zip(lines, measured, strict=True)]
+    return [_check_measured(_read_measured(entry, where, path.parent), where, gpu) for where, entry in lines]
 
 
-def _csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
+def _read_csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -279,12 +279,12 @@ def _csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-def _measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
-    given, options = _quantities(entry, where), dict[str, Any]()
+def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
+    given, options = _read_quantities(entry, where), dict[str, Any]()
     known = {item.name for item in fields(ModelOptions)}
     for key, value in entry.items():
         name = key.strip()
-        if name == "workload" or _quantity(name) is not None:
+        if name == "workload" or _split_quantity(name) is not None:
             continue
         if name not in known:
             wanted = ["workload", *sorted(known), *QUANTITIES]
@@ -316,7 +316,7 @@ def _measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredMod
     )
 
 
-def _quantity(column: str) -> tuple[str, str] | None:
+def _split_quantity(column: str) -> tuple[str, str] | None:
     """Split ``latency_ms`` into latency and ms, ``latency`` into latency and no unit; None for any other column."""
     if column in QUANTITIES:
         return column, ""
@@ -324,16 +324,20 @@ def _quantity(column: str) -> tuple[str, str] | None:
     return (name, _SUFFIX[suffix.lower()]) if name in QUANTITIES and suffix.lower() in _SUFFIX else None
 
 
-def _quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
+def _read_quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for column, cell in entry.items():
-        known = _quantity(column.strip())
+        known = _split_quantity(column.strip())
         if known is None:
             continue
         name, unit = known
         text = str(cell).strip()
         if not unit and not any(c.isalpha() for c in text.replace("e", "").replace("E", "")):
-            raise bad_unit(f"{where}: {column}", f"a unit, as in {name}_{_like(name)} or {text} {_like(name)}", text)
+            raise bad_unit(
+                f"{where}: {column}",
+                f"a unit, as in {name}_{_example_unit(name)} or {text} {_example_unit(name)}",
+                text,
+            )
         value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], f"{where}: {column}")
         if name in found:
             raise bad_value(where, f"one {name}", "two columns of it")
@@ -343,11 +347,11 @@ def _quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
     return found
 
 
-def _like(name: str) -> str:
+def _example_unit(name: str) -> str:
     return {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
 
 
-def _checked(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
+def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
     """Refuse a clock that the card does not have and a power that it cannot draw."""
     top_hz = float(sweep_values(gpu.clocks.max_hz))
     low_hz = float(sweep_values(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.05 * top_hz
@@ -375,10 +379,10 @@ def check_calibration_rows(measured: Sequence[MeasuredModel], gpu: Gpu, bundle: 
             f"{m.name}: {said}, a factor of {max(times, 1 / times):.3g}.{guess} Check units, workload and clock; a "
             f"calibration does not reach that far."
         )
-    return tuple(note for a, b in combinations(measured, 2) if (note := _same(a, b)))
+    return tuple(note for a, b in combinations(measured, 2) if (note := _compare_repeats(a, b)))
 
 
-def _same(a: MeasuredModel, b: MeasuredModel) -> str:
+def _compare_repeats(a: MeasuredModel, b: MeasuredModel) -> str:
     """Return a note where two rows of one run differ; refuse them where they cannot both be right."""
     if a.graph is not b.graph and a.graph != b.graph:
         return ""

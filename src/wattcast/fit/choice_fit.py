@@ -54,14 +54,14 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
         table = np.stack([shape[column][at] for column in columns], axis=-1)
         ran = [label for i in at if (label := labels[i]) is not None]
-        known = _usual(ran)
+        known = _select_usual(ran)
         ran, table, at = [ran[i] for i in known], table[known], at[known]
-        chooser = _fit(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
-        found[name] = replace(chooser, votes=_votes(chooser, ran, table)) if name in VOTED_CLASSES else chooser
+        chooser = _fit_chooser(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
+        found[name] = replace(chooser, votes=_grow_votes(chooser, ran, table)) if name in VOTED_CLASSES else chooser
     return found
 
 
-def _usual(ran: Sequence[KernelLabel]) -> npt.NDArray[np.int64]:
+def _select_usual(ran: Sequence[KernelLabel]) -> npt.NDArray[np.int64]:
     """Return the rows to fit; a class that runs Hopper's kernels but for a few strays keeps Hopper's alone.
 
     One stray would make its kernel a candidate for all, at a guess.
@@ -75,7 +75,7 @@ def find_labels_run(rows: KernelRows) -> list[KernelLabel | None]:
     classes, sizes, _ = kernel_choice_inputs(rows.ops, rows.conditions)
     b, m, n, _ = sizes
     return [
-        _label(rows, i, float(b[i]), float(m[i]), float(n[i])) if classes[i] and rows.names[i] else None
+        _label_kernel(rows, i, float(b[i]), float(m[i]), float(n[i])) if classes[i] and rows.names[i] else None
         for i in range(len(rows))
     ]
 
@@ -88,7 +88,7 @@ def count_k_parts(rows: KernelRows) -> list[int]:
     for i, name in enumerate(classes):
         label = find_label(rows.names[i]) if name and rows.names[i] else None
         if label is not None:
-            found[i] = _parts(rows, i, label, float(b[i]), float(m[i]), float(n[i]))
+            found[i] = _count_parts(rows, i, label, float(b[i]), float(m[i]), float(n[i]))
     return found
 
 
@@ -114,13 +114,13 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
     return found
 
 
-def _label(rows: KernelRows, i: int, b: float, m: float, n: float) -> KernelLabel | None:
+def _label_kernel(rows: KernelRows, i: int, b: float, m: float, n: float) -> KernelLabel | None:
     """Return the kernel that ran; more blocks than tiles mean that K was split, whatever the name says."""
     label = find_label(rows.names[i])
-    return label and label._replace(split=label.split or _parts(rows, i, label, b, m, n) > 1)
+    return label and label._replace(split=label.split or _count_parts(rows, i, label, b, m, n) > 1)
 
 
-def _parts(rows: KernelRows, i: int, label: KernelLabel, b: float, m: float, n: float) -> int:
+def _count_parts(rows: KernelRows, i: int, label: KernelLabel, b: float, m: float, n: float) -> int:
     """Count the blocks per tile of the product's kernel; 0 for Hopper's, whose blocks walk over tiles."""
     at = find_product_kernel(rows.names[i])
     if label.kind in ("hopper", "vector") or at is None or at >= len(rows.blocks[i]):
@@ -130,7 +130,7 @@ def _parts(rows: KernelRows, i: int, label: KernelLabel, b: float, m: float, n: 
     return round(parts) if parts >= _SPLIT_BLOCKS else 1
 
 
-def _fit(
+def _fit_chooser(
     ran: Sequence[KernelLabel], sizes: tuple[Array, ...], table: Array, names: tuple[str, ...], sms: float
 ) -> KernelChooser:
     from scipy.optimize import minimize
@@ -147,9 +147,14 @@ def _fit(
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
     width, count = terms.shape[-1], len(candidates)
     done = minimize(
-        _misfit,
+        _compute_misfit,
         np.zeros(width + count * shape.shape[1]),
-        args=(np.ascontiguousarray(terms / scale), shape, target, _barred(kind, m, table, names, target)),
+        args=(
+            np.ascontiguousarray(terms / scale),
+            shape,
+            target,
+            _penalise_impossible(kind, m, table, names, target),
+        ),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
@@ -158,7 +163,7 @@ def _fit(
     return KernelChooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
 
 
-def _votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array) -> TreeVotes | None:
+def _grow_votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array) -> TreeVotes | None:
     """Grow trees that tell apart the kernels that ran; None where most kernels ran only once."""
     from sklearn.ensemble import ExtraTreesClassifier
 
@@ -180,7 +185,7 @@ def _votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array) -> 
     return TreeVotes(feature, threshold, left, right, candidate, tree_depth(left, right))
 
 
-def _barred(
+def _penalise_impossible(
     kind: npt.NDArray[np.str_], m: Array, table: Array, names: Sequence[str], target: npt.NDArray[np.int64]
 ) -> Array:
     """Return the penalty on the score of impossible candidates, unless one of them ran."""
@@ -192,7 +197,7 @@ def _barred(
 _NEVER = 50.0  # in logs
 
 
-def _misfit(
+def _compute_misfit(
     value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64], barred: Array
 ) -> tuple[float, Array]:
     """Return the negative log-likelihood with ridge, and its gradient."""

@@ -174,7 +174,7 @@ def fit_kernel_database(
         found = fit_kernel_rows(rows, chip, idle)
         near = fit_nearness(held)
         residuals = fit_interval_ends(held, near=near)
-        widening = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else _shipped(gpu, near)
+        widening = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else _take_widening(gpu, near)
     layers, shipped = load_layers(database, chip), bundles.shipped_bundle(gpu)
     cold = None if shipped is None else shipped.cold
     if shipped is not None:  # ends of collectives come from public timings
@@ -201,7 +201,7 @@ def fit_engine_database(
         return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell, steps)
 
 
-def _shipped(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
+def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
     """Return the widening of the GPU's shipped bundle, or the default, with the nearness of the rows at hand."""
     known = bundles.shipped_bundle(gpu)
     return (default_widening() if known is None else known.widening).with_nearness(near)
@@ -219,7 +219,7 @@ def one_thread() -> Any:
 def write_fit(bundle: Bundle, held: HeldOutRows, folder: Path) -> None:
     """Write ``bundle.yaml``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
     save_bundle(bundle, folder)
-    write_table(folder / HELD_OUT_FILE, _plain(held))
+    write_table(folder / HELD_OUT_FILE, _list_held_rows(held))
 
 
 def shipped_held_out(gpu: str) -> HeldOutRows | None:
@@ -240,12 +240,12 @@ def read_held_out(path: Path) -> HeldOutRows:
     return HeldOutRows(**columns)
 
 
-def _plain(held: HeldOutRows) -> list[dict[str, Any]]:
+def _list_held_rows(held: HeldOutRows) -> list[dict[str, Any]]:
     columns = {item.name: getattr(held, item.name) for item in fields(held)}
-    return [{name: _value(values[i]) for name, values in columns.items()} for i in range(len(held.kind))]
+    return [{name: _round_value(values[i]) for name, values in columns.items()} for i in range(len(held.kind))]
 
 
-def _value(value: Any) -> Any:
+def _round_value(value: Any) -> Any:
     if isinstance(value, str):
         return value
     number = float(value)
@@ -329,12 +329,12 @@ def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> Car
     for quantity, seen in found.items():
         published_value = getattr(known, quantity)
         if isinstance(seen, CardComponents):
-            value[quantity] = _weighed(seen.apart**2, seen.cards - 1, published_value)
+            value[quantity] = _average_variance(seen.apart**2, seen.cards - 1, published_value)
             cards = max(cards, seen.cards)
             said.append(f"{quantity} of {seen.cards} cards with {seen.rows} rows in common")
         elif seen:
             variance = float(np.mean([max(s.shift**2 - s.error**2, 0.0) for s in seen]))
-            value[quantity] = max(_weighed(variance, len(seen), published_value), published_value)
+            value[quantity] = max(_average_variance(variance, len(seen), published_value), published_value)
             cards = max(cards, 1 + len(seen))
             said.append(f"{quantity} of {1 + len(seen)} cards by their residuals")
         else:
@@ -343,7 +343,7 @@ def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> Car
     return CardSpread(value["latency"], value["power"], cards, f"{'; '.join(said)}. Published: {known.source}")
 
 
-def _weighed(variance: float, differences: int, known: float) -> float:
+def _average_variance(variance: float, differences: int, known: float) -> float:
     """Average variances weighted by the differences between cards that they rest on: C cards give C - 1."""
     weight = learned_distances().cards.counts_for
     return float(np.sqrt((weight * known**2 + differences * variance) / (weight + differences)))
@@ -377,12 +377,14 @@ def residual_shifts(rows: KernelRows, origin: RowOrigins, quantity: str, held: H
     logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
     logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
     first = max(logs, key=lambda name: logs[name].size, default="")
-    return [_shifted(name, first, quantity, logs) for name in logs if name != first]
+    return [_measure_shift(name, first, quantity, logs) for name in logs if name != first]
 
 
-def _shifted(card: str, against: str, quantity: str, logs: Mapping[str, Array]) -> CardShift:
+def _measure_shift(card: str, against: str, quantity: str, logs: Mapping[str, Array]) -> CardShift:
     mine, theirs = logs[card], logs[against]
-    variance = sum(np.pi / 2.0 * (_p90(np.abs(v - np.median(v))) / NORMAL_P90) ** 2 / v.size for v in (mine, theirs))
+    variance = sum(
+        np.pi / 2.0 * (_take_p90(np.abs(v - np.median(v))) / NORMAL_P90) ** 2 / v.size for v in (mine, theirs)
+    )
     shift = float(np.median(mine) - np.median(theirs))
     return CardShift(card, against, quantity, shift, float(np.sqrt(variance)), mine.size)
 
@@ -392,9 +394,9 @@ def variance_components(rows: KernelRows, origin: RowOrigins, quantity: str) -> 
     pairs = list(pair_cards(rows, origin, quantity))
     if not pairs:
         return None
-    noise = _noise(rows, origin, quantity)
+    noise = _estimate_repeat_noise(rows, origin, quantity)
     middle = np.array([np.median(p.log_ratio) for p in pairs])
-    within = np.array([_p90(np.abs(p.log_ratio - m)) / NORMAL_P90 for p, m in zip(pairs, middle, strict=True)])
+    within = np.array([_take_p90(np.abs(p.log_ratio - m)) / NORMAL_P90 for p, m in zip(pairs, middle, strict=True)])
     count = np.array([p.log_ratio.size for p in pairs])
     by_kernel = max(float(np.mean(within**2)) / 2.0 - noise**2, 0.0)
     # the median of n kernels is itself uncertain by π/2·σ²/n
@@ -403,20 +405,20 @@ def variance_components(rows: KernelRows, origin: RowOrigins, quantity: str) -> 
     return CardComponents(quantity, card**0.5, by_kernel**0.5, float(noise), cards, int(count.sum()))
 
 
-def _noise(rows: KernelRows, origin: RowOrigins, quantity: str) -> float:
+def _estimate_repeat_noise(rows: KernelRows, origin: RowOrigins, quantity: str) -> float:
     """Estimate the standard deviation of one row from repeats."""
     still = repeat_log_ratios(rows, origin, quantity)
-    return float(_p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
+    return float(_take_p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
 
 
 def pair_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> Iterator[CardPair]:
     """Yield every two cards with enough kernels in common; repeats of a kernel on a card are averaged first."""
-    figure = _figure(rows, quantity)
+    figure = _take_figure(rows, quantity)
     if quantity == "power":
         _, clock_hz, _ = settled_figures(rows)
         figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), figure, np.nan)
     means: dict[str, dict[tuple[str, str], float]] = {}
-    for key, members in _alike(rows, quantity, figure).items():
+    for key, members in _group_repeats(rows, quantity, figure).items():
         for card in dict.fromkeys(origin.card[i] for i in members):
             own = [float(np.log(figure[i])) for i in members if origin.card[i] == card]
             means.setdefault(card, {})[key] = float(np.mean(own))
@@ -441,7 +443,7 @@ def check_left_out_cards(rows: KernelRows, origin: RowOrigins, quantity: str) ->
         spread = getattr(
             combine_spread({q: seen if q == quantity and seen else [] for q in KIND_OF_QUANTITY}), quantity
         )
-        noise = _noise(rest, others, quantity)
+        noise = _estimate_repeat_noise(rest, others, quantity)
         within = NORMAL_P90 * float(np.sqrt(spread**2 + 2.0 * noise**2))
         apart = np.concatenate([p.log_ratio for p in pairs if card in (p.first, p.second)])
         found[card] = np.abs(apart) <= within
@@ -450,22 +452,22 @@ def check_left_out_cards(rows: KernelRows, origin: RowOrigins, quantity: str) ->
 
 def repeat_log_ratios(rows: KernelRows, origin: RowOrigins, quantity: str, family: str = ALL_FAMILIES) -> Array:
     """Return log-ratios of rows and their repeats in the same run on the same card."""
-    figure, families = _figure(rows, quantity), rows.family
+    figure, families = _take_figure(rows, quantity), rows.family
     found = [
         float(np.log(figure[a] / figure[b]))
-        for members in _alike(rows, quantity, figure).values()
+        for members in _group_repeats(rows, quantity, figure).values()
         for a, b in combinations(members, 2)
         if origin.run[a] == origin.run[b] and family in (ALL_FAMILIES, families[a])
     ]
     return np.array(found)
 
 
-def _figure(rows: KernelRows, quantity: str) -> Array:
+def _take_figure(rows: KernelRows, quantity: str) -> Array:
     power_w, _, latency_s = settled_figures(rows)
     return latency_s if quantity == "latency" else power_w
 
 
-def _alike(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple[str, str], Sequence[int]]:
+def _group_repeats(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple[str, str], Sequence[int]]:
     """Group the rows of one operator and data, of the kind that measures the quantity."""
     found: dict[tuple[str, str], list[int]] = {}
     usable = rows.is_kind(KIND_OF_QUANTITY[quantity]) & rows.fit & np.isfinite(figure) & (figure > 0)
@@ -474,5 +476,5 @@ def _alike(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple[str, st
     return {key: members for key, members in found.items() if len(members) > 1}
 
 
-def _p90(values: Array) -> float:
+def _take_p90(values: Array) -> float:
     return float(np.quantile(values, 0.9))

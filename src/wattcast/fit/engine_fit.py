@@ -323,11 +323,11 @@ def _interval_ends(
         alike = np.isin(families, _POOLS.get(name, (name,))) & ~burst
         found[name] = ResidualEnds(
             conformal_ends((latency_s / predicted[:, 0])[own & burst]),
-            conformal_ends(_finite(power[alike])),
+            conformal_ends(_keep_finite(power[alike])),
             int((own & burst).sum()),
         )
     return found
 
 
-def _finite(values: Array) -> npt.NDArray[np.float64]:
+def _keep_finite(values: Array) -> npt.NDArray[np.float64]:
     return values[np.isfinite(values)]

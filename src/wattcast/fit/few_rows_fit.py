@@ -94,7 +94,7 @@ def shrink_towards_forecast(
         target = here + jacobian @ theta  # residual of the linearised model at θ = 0
         noise = scale / np.sqrt(weight)
         hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
-        found, deviation = _posterior(hyper, jacobian, target, levels, noise)
+        found, deviation = _solve_posterior(hyper, jacobian, target, levels, noise)
         step = np.clip(found - theta, -_FARTHEST, _FARTHEST)
         theta = theta + step
         here = residual(theta)
@@ -131,7 +131,7 @@ def _fit_spreads(
     return np.asarray(minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x)
 
 
-def _posterior(
+def _solve_posterior(
     hyper: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
 ) -> tuple[Array, Array]:
     prior = np.zeros(jacobian.shape[1])
@@ -184,29 +184,29 @@ def move_forecast_at(
     rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, time: tuple[str, ...], energy: tuple[str, ...]
 ) -> Bundle:
     """Move the forecast at the levels given, whether or not they lower the error."""
-    bundle = _latency(rows.select_rows(_bursts(rows)), gpu, scale_idle(forecast, idle), time)[1]
-    return _power(rows.select_rows(_sustained(rows)), gpu, bundle, energy)[1]
+    bundle = _shift_latency(rows.select_rows(_mask_bursts(rows)), gpu, scale_idle(forecast, idle), time)[1]
+    return _shift_power(rows.select_rows(_mask_sustained(rows)), gpu, bundle, energy)[1]
 
 
 def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
     """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they support."""
     bundle = scale_idle(forecast, idle)
-    latency, bundle = _best_levels(rows.select_rows(_bursts(rows)), gpu, bundle, TIME_LEVELS, _latency)
-    power, bundle = _best_levels(rows.select_rows(_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _power)
+    latency, bundle = _best_levels(rows.select_rows(_mask_bursts(rows)), gpu, bundle, TIME_LEVELS, _shift_latency)
+    power, bundle = _best_levels(rows.select_rows(_mask_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _shift_power)
     return InheritedFit(bundle, latency, power)
 
 
 def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, MovedQuantity]:
     """Move the energies of a bundle by sustained rows as far as they support."""
-    moved, made = _best_levels(rows.select_rows(_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _power)
+    moved, made = _best_levels(rows.select_rows(_mask_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _shift_power)
     return made, moved
 
 
-def _bursts(rows: KernelRows) -> Mask:
+def _mask_bursts(rows: KernelRows) -> Mask:
     return np.asarray(rows.is_kind("burst") & on_random_data(rows) & rows.fit & np.isfinite(rows.column("latency_s")))
 
 
-def _sustained(rows: KernelRows) -> Mask:
+def _mask_sustained(rows: KernelRows) -> Mask:
     power_w, clock_hz, _ = settled_figures(rows)
     return np.asarray(
         rows.is_kind("sustained") & on_random_data(rows) & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
@@ -250,7 +250,7 @@ def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
     return replace(bundle, power=power.scale_energy({}, idle_factor=ratio))
 
 
-def _latency(
+def _shift_latency(
     rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]
 ) -> tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]]:
     top_hz = np.asarray(float(sweep_values(gpu.clocks.max_hz)))
@@ -269,11 +269,14 @@ def _latency(
     groups = kernels.work.kernel_family if "group" in wanted else ()
     families = [g.partition(".")[0] for g in kernels.work.kernel_family] if "family" in wanted else ()
     names = list(dict.fromkeys(families)), list(dict.fromkeys(groups))
-    of_family, of_group = _members(families, names[0], len(rows)), _members(groups, names[1], len(rows))
+    of_family, of_group = (
+        _indicate_members(families, names[0], len(rows)),
+        _indicate_members(groups, names[1], len(rows)),
+    )
     log_measured = np.log(rows.column("latency_s"))
 
     def moved(theta: Array) -> Bundle:
-        return replace(bundle, corrections=_moved(bundle.corrections, theta, *names))
+        return replace(bundle, corrections=_move_corrections(bundle.corrections, theta, *names))
 
     def slopes(theta: Array) -> Array:
         here, step = log_time(moved(theta), kernels), 0.02
@@ -293,7 +296,7 @@ def _latency(
     return found, moved(found.theta), ratio
 
 
-def _members(of: Sequence[str], names: Sequence[str], count: int) -> Array:
+def _indicate_members(of: Sequence[str], names: Sequence[str], count: int) -> Array:
     """Return 1 where a row belongs to a name, else 0, ``(row, name)``."""
     return np.array([[own == name for name in names] for own in of], dtype=np.float64).reshape(count, len(names))
 
@@ -304,7 +307,7 @@ def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
     return max(float(np.log(high / low)) / (2 * 1.645), _LEAST_DEVIATION)
 
 
-def _moved(
+def _move_corrections(
     corrections: Mapping[str, Correction], theta: Array, families: list[str], groups: list[str]
 ) -> dict[str, Correction]:
     """Move corrections by card, family and group; a group that the forecast lacks gets its own."""
@@ -330,7 +333,7 @@ def _moved(
     return found
 
 
-def _power(
+def _shift_power(
     rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]
 ) -> tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]]:
     power = bundle.power
@@ -342,7 +345,7 @@ def _power(
 
     if not wanted or not power.scalable_parts:
         return None, bundle, ratio
-    parts_w, names = _parts(rows, gpu, bundle)
+    parts_w, names = _split_power(rows, gpu, bundle)
     still = np.array([name not in power.scalable_parts for name in names])
     still_w, dynamic_w = parts_w[:, still].sum(axis=-1), parts_w[:, ~still]
     modules = [name for name in names if name in power.scalable_parts]
@@ -370,7 +373,7 @@ def _power(
     return found, replace(bundle, power=power.scale_energy(factor)), ratio
 
 
-def _parts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Array, tuple[str, ...]]:
+def _split_power(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Array, tuple[str, ...]]:
     """Compute watts by part of each row at its measured clock and latency, so that errors of time stay out."""
     _, clock_hz, latency_s = settled_figures(rows)
     found: list[Array] = []
@@ -399,13 +402,13 @@ def fit_few_rows(
     """Fit a bundle to few rows of a card; return it with its held-out predictions."""
     found = move_forecast(rows, gpu, forecast, idle)
     held = hold_out_inherited(rows, gpu, forecast, idle, found)
-    bundle = _bundle(found, held, rows, forecast)
-    for said in (f"latency: {_said(held, 'latency')}", f"power: {_said(held, 'power')}"):
+    bundle = _build_moved_bundle(found, held, rows, forecast)
+    for said in (f"latency: {_describe_error(held, 'latency')}", f"power: {_describe_error(held, 'power')}"):
         tell(f"inheriting from the forecast, held out: {said}")
     if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
         return bundle, held
     alone = predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
-    for said in (f"latency: {_said(alone, 'latency')}", f"power: {_said(alone, 'power')}"):
+    for said in (f"latency: {_describe_error(alone, 'latency')}", f"power: {_describe_error(alone, 'power')}"):
         tell(f"inheriting nothing, held out: {said}")
     if not all(held_out_error(alone, quantity) < held_out_error(held, quantity) for quantity in ("latency", "power")):
         return bundle, held
@@ -437,16 +440,16 @@ def hold_out_inherited(
 
 def held_out_error(held: HeldOutRows, quantity: str) -> float:
     """Return the mean absolute error in percent on random data: latency of bursts, power of sustained rows."""
-    ratio = _ratio(held, quantity)
+    ratio = _take_ratio(held, quantity)
     return float(100.0 * np.mean(np.abs(1.0 / ratio - 1.0))) if ratio.size else float("inf")
 
 
-def _said(held: HeldOutRows, quantity: str) -> str:
-    count = _ratio(held, quantity).size
+def _describe_error(held: HeldOutRows, quantity: str) -> str:
+    count = _take_ratio(held, quantity).size
     return f"{held_out_error(held, quantity):.1f} % over {count} rows" if count else "no rows"
 
 
-def _ratio(held: HeldOutRows, quantity: str, family: str = "") -> Array:
+def _take_ratio(held: HeldOutRows, quantity: str, family: str = "") -> Array:
     """Return measured over predicted of latency (bursts) or power (sustained rows) on random data."""
     burst = np.array([kind == "burst" for kind in held.kind], dtype=bool)
     time = quantity == "latency"
@@ -456,14 +459,14 @@ def _ratio(held: HeldOutRows, quantity: str, family: str = "") -> Array:
     return np.asarray(ratio[at])
 
 
-def _typical(held: HeldOutRows, forecast: Bundle) -> HeldOutRows:
+def _scale_to_typical(held: HeldOutRows, forecast: Bundle) -> HeldOutRows:
     """Scale held-out figures to those of rows at a typical distance from the parent's rows."""
     time = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
     power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
     return replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
 
 
-def _bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
+def _build_moved_bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
     moved = {
         quantity: " and ".join(what.levels) or "nothing"
         for quantity, what in (("time", found.latency), ("energy", found.power))
@@ -472,11 +475,11 @@ def _bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: 
         f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
-    typical = _typical(held, forecast)
+    typical = _scale_to_typical(held, forecast)
     residuals = {
         family: ResidualEnds(
-            shrink_ends(forecast.residuals[family].latency, np.log(_ratio(typical, "latency", family))),
-            shrink_ends(forecast.residuals[family].power, np.log(_ratio(typical, "power", family))),
+            shrink_ends(forecast.residuals[family].latency, np.log(_take_ratio(typical, "latency", family))),
+            shrink_ends(forecast.residuals[family].power, np.log(_take_ratio(typical, "power", family))),
             forecast.residuals[family].rows,
         )
         for family in FAMILIES

@@ -109,7 +109,7 @@ def predict_held_out(
     chosen: list[str] = [""] * len(rows)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.select_rows(fold != k), rows.select_rows(test), gpu, idle) for k, test in enumerate(tests))
-    for k, (test, found) in enumerate(zip(tests, run_each(_fold, work, len(rows)), strict=True)):
+    for k, (test, found) in enumerate(zip(tests, run_each(_predict_fold, work, len(rows)), strict=True)):
         predicted[test], oracle_s[test], near[:, test] = found[0], found[1], found[3]
         for i, label in zip(np.flatnonzero(test), found[2], strict=True):
             chosen[i] = label
@@ -118,7 +118,7 @@ def predict_held_out(
     return collect_held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
 
 
-def _fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> _Fold:
+def _predict_fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> _Fold:
     found = fit_kernel_rows(known, gpu, idle)
     labels = [str(label or "") for label in choose_labels(test, found.learned.reference)]
     near = row_nearness(build_bundle(found, test, gpu, {}, ""), test, gpu)
@@ -274,13 +274,13 @@ def power_ends(
     logs, of = np.log(ratio[inside]), family[inside]
     if logs.size == 0:
         return conformal_ends(ratio[inside], level)
-    spread = {other: _spread(logs, of == other) for other in POOLED_FAMILIES}
+    spread = {other: _estimate_spread(logs, of == other) for other in POOLED_FAMILIES}
     scaled = logs / np.array([spread[str(other)] for other in of])
     low, high = conformal_ends(np.exp(scaled), level)
     return float(low ** spread[name]), float(high ** spread[name])
 
 
-def _spread(logs: Array, own: npt.NDArray[np.bool_]) -> float:
+def _estimate_spread(logs: Array, own: npt.NDArray[np.bool_]) -> float:
     """Return the mean size of a family's residuals, drawn to that of all."""
     size = np.abs(logs)
     return float(max((size[own].sum() + PRIOR_ROWS * size.mean()) / (own.sum() + PRIOR_ROWS), 1e-6))
@@ -312,12 +312,12 @@ def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessL
     size, away, of = np.abs(log_ratio[known]), 1.0 - np.minimum(near[known], nearest), family[known]
     for name in np.unique(of):
         size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
-    slope = min(_SLOPES, key=lambda c: _loss(size, 1.0 + c * away))
+    slope = min(_SLOPES, key=lambda c: _pinball_loss(size, 1.0 + c * away))
     middle = float(np.median(1.0 + slope * away))
     return round(1.0 / middle, 6), round(float(slope) / middle, 6), round(nearest, 6)
 
 
-def _loss(size: Array, spread: Array) -> float:
+def _pinball_loss(size: Array, spread: Array) -> float:
     """Return the pinball loss of ``size`` against t·``spread`` for the best t, a weighted quantile of their ratio."""
     t = weighted_quantile(size / spread, spread, INTERVAL_LEVEL)
     over = size - t * spread
@@ -430,7 +430,7 @@ def predict_left_out(
     plan = plan_rounds(rows, gpu)
     work = ((rows, thing, gpu, idle, residuals, near) for thing in plan)
     found = []
-    for i, one in enumerate(run_each(_round, work, len(rows))):
+    for i, one in enumerate(run_each(_predict_round, work, len(rows))):
         found.append(one)
         if tell:
             tell(f"left out {i + 1} of {len(plan)}")
@@ -442,7 +442,7 @@ def predict_left_out(
     )
 
 
-def _round(
+def _predict_round(
     rows: KernelRows,
     thing: Names,
     gpu: Gpu,
@@ -484,12 +484,12 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
     found = []
     for what, names in named.items():
         thing = np.array([f"{own}: {name}" for own, name in zip(learner, names, strict=True)])
-        dealt = _dealt(thing, np.array(learner), counted, ROUNDS[what])
+        dealt = _deal_things(thing, np.array(learner), counted, ROUNDS[what])
         found += [np.where(dealt == k, thing, "") for k in range(ROUNDS[what]) if (dealt == k).any()]
     return found + _size_rounds(kernels, counted)
 
 
-def _dealt(thing: Names, learner: Names, counted: Mask, hands: int) -> npt.NDArray[np.int64]:
+def _deal_things(thing: Names, learner: Names, counted: Mask, hands: int) -> npt.NDArray[np.int64]:
     """Deal the things of a family to rounds; return the round of each row, -1 where it always stays."""
     of_thing, of_family = Counter(thing[counted].tolist()), Counter(learner[counted].tolist())
     kept = [t for t, n in of_thing.items() if LEAST_THING_ROWS <= n <= MOST * of_family[t.partition(":")[0]]]
@@ -505,7 +505,10 @@ def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
     for family in dict.fromkeys(learner.tolist()):
         own = learner == family
         cuts = [
-            cut for name in features if name.startswith("log_") for cut in _cuts(name, features[name], own, counted)
+            cut
+            for name in features
+            if name.startswith("log_")
+            for cut in _cut_ends(name, features[name], own, counted)
         ]
         step = max(len(cuts) // len(found), 1)
         for k, names in enumerate(found):
@@ -516,7 +519,7 @@ def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
     return [names for names in found if (names != "").any()]
 
 
-def _cuts(name: str, values: Array, own: Mask, counted: Mask) -> list[tuple[str, Mask]]:
+def _cut_ends(name: str, values: Array, own: Mask, counted: Mask) -> list[tuple[str, Mask]]:
     """Return masks of the smallest and the largest of a size, where a few rows lie there and not more."""
     here = values[own & counted]
     if here.size == 0 or np.ptp(here) == 0.0:

@@ -213,7 +213,7 @@ def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
     plain = reference_chip(gpu)
     reference = replace(plain, choice=fit_kernel_choice(rows, plain))
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
-    law = _law(rows, kernels, gpu)
+    law = _fit_law(rows, kernels, gpu)
     at = rows.is_kind("burst") & on_random_data(rows) & rows.fit
     burst, some = rows.select_rows(at), select_kernels(kernels, at)
     latency_s = burst.column("latency_s")
@@ -223,12 +223,12 @@ def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
         compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
     )
     known = {**starting_bundle(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
-    time = fit_residuals(_samples(burst, ran, rows, gpu, plain, known, effective_hz))
-    power, toggling, energy = _power(rows, kernels, gpu, idle, known, reference)
+    time = fit_residuals(_collect_samples(burst, ran, rows, gpu, plain, known, effective_hz))
+    power, toggling, energy = _fit_power(rows, kernels, gpu, idle, known, reference)
     return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
 
 
-def _samples(
+def _collect_samples(
     burst: KernelRows,
     ran: Kernels,
     rows: KernelRows,
@@ -342,7 +342,7 @@ def loaded_clock_hz(law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: f
     return np.asarray(set_hz * np.where(uses_tensor_cores(kernels), loaded, law.without))
 
 
-def _law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
+def _fit_law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
     clock, effective, latency_s = (rows.column(name) for name in ("sm_clock_hz", "effective_clock_hz", "latency_s"))
     top_hz = float(np.mean(gpu.clocks.max_hz))
     known = np.isfinite(clock) & np.isfinite(effective) & np.isfinite(latency_s) & rows.fit & on_random_data(rows)
@@ -352,7 +352,7 @@ def _law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
     return fit_clock_law(activity, clock[known], effective[known], uses_tensor_cores(kernels)[known], top_hz)
 
 
-def _power(
+def _fit_power(
     rows: KernelRows,
     kernels: Kernels,
     gpu: Gpu,

@@ -102,13 +102,13 @@ def fit_gaussian_process(
     picked = np.random.default_rng(seed).permutation(len(target))[:_MOST_FOR_LENGTHS]
     length, variance, noise = _fit_lengths(rows[picked], target[picked] - mean)
     points = rows * length
-    near = variance * np.exp(-_distance(points))
+    near = variance * np.exp(-_measure_distance(points))
     near[np.diag_indices_from(near)] += noise if sure is None else noise * (sure**2).mean() / sure**2
     alpha = cho_solve(cho_factor(near, lower=True), target - mean)
     return GaussianProcess(names, length / spread, points, np.asarray(alpha), mean, variance)
 
 
-def _distance(points: Array) -> Array:
+def _measure_distance(points: Array) -> Array:
     norms = (points**2).sum(axis=-1)
     return np.asarray(np.sqrt(np.maximum(norms[:, None] + norms - 2.0 * points @ points.T, 0.0)))
 
@@ -174,11 +174,11 @@ def fit_corrections(
     A family's search begins at its entry of ``begin``, a forecast, where it has one.
     """
     groups = np.array(group)
-    families = np.array([_family(name) for name in group])
+    families = np.array([_name_family(name) for name in group])
     found: dict[str, Array] = {}
     for family in dict.fromkeys(families.tolist()):
         rows = np.flatnonzero(families == family)
-        start = _logs(begin[family]) if family in begin else _START
+        start = _take_logs(begin[family]) if family in begin else _START
         found[family] = _fit_group(terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, _LOOSE)
         for name in dict.fromkeys(groups[rows].tolist()):
             if name != family:
@@ -189,7 +189,7 @@ def fit_corrections(
     return {name: Correction(*map(float, np.exp(value))) for name, value in found.items()}
 
 
-def _family(group: str) -> str:
+def _name_family(group: str) -> str:
     if root_family(group) == "depthwise":
         return "conv2d.depthwise"
     words = group.split(".")
@@ -210,7 +210,7 @@ def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, start: 
     return np.asarray(done.x)
 
 
-def _logs(c: Correction) -> Array:
+def _take_logs(c: Correction) -> Array:
     return np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
 
 

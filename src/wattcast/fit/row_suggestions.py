@@ -108,7 +108,7 @@ def pick_candidates(
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
     for name in dict.fromkeys(learners[allowed].tolist()):
-        here = _foremost(np.flatnonzero((learners == name) & (allowed | (weight > 0))), share)
+        here = _keep_foremost(np.flatnonzero((learners == name) & (allowed | (weight > 0))), share)
         extra = np.flatnonzero((learners == name) & measured) if measured is not None else np.zeros(0, dtype=np.int64)
         problems.append(
             _FamilyProblem(kernels, here, known, np.flatnonzero(others == name), extra, share, allowed[here])
@@ -121,7 +121,7 @@ def pick_candidates(
     return found
 
 
-def _foremost(rows: Index, worth: Array) -> Index:
+def _keep_foremost(rows: Index, worth: Array) -> Index:
     """Return at most ``MOST_CANDIDATES`` rows: those of most worth, and evenly among equals."""
     if len(rows) <= MOST_CANDIDATES:
         return rows
@@ -145,16 +145,18 @@ class _FamilyProblem:
     ) -> None:
         self._here, self._left, self._weight = here, allowed.copy(), share[here]
         names = sorted({n for n in (*kernels.work.features, *known.work.features) if n.startswith("log_")})
-        sizes, groups = _places(kernels, here, names)
-        near = _near(sizes, groups, sizes, groups)
-        before = [_places(known, there, names), _places(kernels, extra, names)]
+        sizes, groups = _place_rows(kernels, here, names)
+        near = _correlate_residuals(sizes, groups, sizes, groups)
+        before = [_place_rows(known, there, names), _place_rows(kernels, extra, names)]
         points, kinds = np.concatenate([p for p, _ in before]), np.concatenate([g for _, g in before])
         if len(points) > MOST_KNOWN:
-            kept = np.argsort(-_near(points, kinds, sizes, groups).max(axis=1), kind="stable")[:MOST_KNOWN]
+            kept = np.argsort(-_correlate_residuals(points, kinds, sizes, groups).max(axis=1), kind="stable")[
+                :MOST_KNOWN
+            ]
             points, kinds = points[kept], kinds[kept]
         if len(points):
-            cross = _near(points, kinds, sizes, groups)
-            inner = _near(points, kinds, points, kinds) + ROW_NOISE * np.eye(len(points))
+            cross = _correlate_residuals(points, kinds, sizes, groups)
+            inner = _correlate_residuals(points, kinds, points, kinds) + ROW_NOISE * np.eye(len(points))
             near = near - cross.T @ np.linalg.solve(inner, cross)
         self._covariance = near
         self._look()
@@ -174,14 +176,14 @@ class _FamilyProblem:
         self.worth, self.place = float(gain[self._best]), int(self._here[self._best])
 
 
-def _places(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, Index]:
+def _place_rows(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, Index]:
     """Return log2 sizes ``(row, size)`` and groups as numbers."""
     nothing = np.zeros(len(kernels.ops))
     sizes = np.column_stack([kernels.work.features.get(name, nothing)[rows] for name in names])
     return sizes, np.array([crc32(kernels.work.kernel_family[i].encode()) for i in rows], dtype=np.int64)
 
 
-def _near(a: Array, group_a: Index, b: Array, group_b: Index) -> Array:
+def _correlate_residuals(a: Array, group_a: Index, b: Array, group_b: Index) -> Array:
     """Return the covariance of residuals over the variance, ``(a, b)``."""
     squared = (a**2).sum(axis=-1)[:, None] + (b**2).sum(axis=-1) - 2.0 * a @ b.T
     alike = np.where(group_a[:, None] == group_b, 1.0, ACROSS_GROUPS)
@@ -192,8 +194,8 @@ def distances_to_known(kernels: Kernels, known: Kernels) -> Array:
     """Return the doublings from each kernel to the nearest known one of its group."""
     names = sorted(n for n in kernels.work.features if n.startswith("log_") and n in known.work.features)
     everything, other = (np.arange(len(k.ops)) for k in (kernels, known))
-    mine, group = _places(kernels, everything, names)
-    theirs, kinds = _places(known, other, names)
+    mine, group = _place_rows(kernels, everything, names)
+    theirs, kinds = _place_rows(known, other, names)
     found = np.full(len(group), np.inf)
     for name in set(group.tolist()):
         here, there = np.flatnonzero(group == name), np.flatnonzero(kinds == name)

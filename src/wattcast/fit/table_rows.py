@@ -132,7 +132,7 @@ def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) ->
         made.append(load_kernel_rows(folder))
         beside += [()] * len(made[-1])
         engine += [""] * len(made[-1])
-    return TableRows(_join(made), tuple(beside), tuple(engine), tuple(dict.fromkeys(notes)))
+    return TableRows(_join_rows(made), tuple(beside), tuple(engine), tuple(dict.fromkeys(notes)))
 
 
 def _is_kernel_database(path: Path) -> bool:
@@ -149,7 +149,7 @@ def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile],
         if _is_kernel_database(given):
             continue
         for path in sorted(p for p in given.rglob("*") if p.suffix in SUFFIXES) if given.is_dir() else [given]:
-            file = _identify(path, given)
+            file = _identify_table(path, given)
             if file is None:
                 if not given.is_dir():
                     notes.append(f"{path.name}: columns of no known table; passed over.")
@@ -202,8 +202,8 @@ _TABLES = {
 _ENGINES = ("vllm", "trtllm", "sglang", "nccl")  # in the order in which one is taken for attention and experts
 
 
-def _identify(path: Path, given: Path) -> TableFile | None:
-    columns = tuple(_scan(path).collect_schema().names())
+def _identify_table(path: Path, given: Path) -> TableFile | None:
+    columns = tuple(_scan_table(path).collect_schema().names())
     table = next((name for name, wanted in _TABLES.items() if wanted <= set(columns)), None)
     if table is None:
         return None
@@ -222,7 +222,7 @@ def _identify(path: Path, given: Path) -> TableFile | None:
     return TableFile(path, table, system, engine, version, sustained, trusted, columns)
 
 
-def _scan(path: Path) -> pl.LazyFrame:
+def _scan_table(path: Path) -> pl.LazyFrame:
     try:
         import polars as pl
     except ImportError:
@@ -267,7 +267,7 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> tuple[list[_Row], list[
     mixed = pl.lit(0xCBF29CE484222325, dtype=pl.UInt64)
     for name in shape:  # FNV-1a over whole numbers
         mixed = (mixed ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * pl.lit(0x100000001B3, dtype=pl.UInt64)
-    frame = _scan(file.path).filter(pl.col("latency") > 0).with_columns(band=band, order=mixed // (1 << 20))
+    frame = _scan_table(file.path).filter(pl.col("latency") > 0).with_columns(band=band, order=mixed // (1 << 20))
     groups = frame.select(*formats, "band").unique().collect(engine="streaming").rows()
     rows: list[_Row] = []
     skipped: dict[str, int] = {}
@@ -443,7 +443,7 @@ def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> Kerne
     )
 
 
-def _join(parts: Sequence[KernelRows]) -> KernelRows:
+def _join_rows(parts: Sequence[KernelRows]) -> KernelRows:
     """Join rows of several sources into one table."""
     if len(parts) == 1:
         return parts[0]

@@ -110,7 +110,9 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
         if not path.is_file():
             raise bad_value(name, "a file that is there", "none", f"Otherwise {_HOW_TO_MEASURE}.")
         with path.open(newline="", encoding="utf-8") as stream:
-            return [_typed(row, f"{path.name}: line {i}") for i, row in enumerate(csv.DictReader(stream), start=2)]
+            return [
+                _read_line(row, f"{path.name}: line {i}") for i, row in enumerate(csv.DictReader(stream), start=2)
+            ]
     if path.is_file():
         return read_table(path)
     table = path / MODELS_FILE if path.is_dir() else database_folder(name) / MODELS_FILE
@@ -123,7 +125,7 @@ _WHOLE, _UNIT = ("batch", "seq"), {"latency_s": "s", "power_w": "W", "energy_j":
 _USUAL = {"phase": "prefill", "dtype": "bf16", "attention": "flash", "stack": "eager", "graph": "no"}
 
 
-def _typed(row: dict[str, str], where: str) -> Plain:
+def _read_line(row: dict[str, str], where: str) -> Plain:
     """Read a line of a user's CSV: whole numbers, quantities with or without a unit, yes or no."""
     given = {**_USUAL, **{name: text for name, text in row.items() if text}}
     for name in given:
@@ -197,7 +199,7 @@ def fit_host_cost(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> HostFit:
     lines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
     measured = np.array([float(case.row.latency_s or np.nan) for case in cases])
     grid = np.geomspace(LOW_S, HIGH_S, _GRID)
-    table = np.array([[_latency(line, h, gpu, bundle) for h in grid] for line in lines])  # (case, h)
+    table = np.array([[_predict_latency(line, h, gpu, bundle) for h in grid] for line in lines])  # (case, h)
     host_s = _best_cost(table, measured, grid)
     default_s = float(np.mean(bundle.launch.host_s_per_operator))
     models = [case.row.model for case in cases]
@@ -205,7 +207,7 @@ def fit_host_cost(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> HostFit:
     for i, case in enumerate(cases):
         others = np.array([model != case.row.model for model in models])
         elsewhere = _best_cost(table[others], measured[others], grid) if others.any() else host_s
-        at = {h: _latency(lines[i], h, gpu, bundle) for h in (host_s, default_s, elsewhere)}
+        at = {h: _predict_latency(lines[i], h, gpu, bundle) for h in (host_s, default_s, elsewhere)}
         asked = _cost_of_row(lines[i], float(measured[i]), gpu, bundle)
         seconds = float(measured[i]), at[host_s], at[default_s], at[elsewhere]
         rows.append(HostRow(case.graph.name, case.operators, *seconds, asked))
@@ -217,7 +219,7 @@ def with_launch_cost(bundle: Bundle, host_s: float) -> Bundle:
     return replace(bundle, launch=replace(bundle.launch, host_s_per_operator=host_s))
 
 
-def _latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
+def _predict_latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
     """Predict the latency of a timeline under the governor at another launch cost; nothing else depends on it."""
     launch = replace(bundle.launch, host_s_per_operator=host_s)
     line = replace(line, host_s=launch.host_s([op.kind for op in line.kernels.ops]))
@@ -238,11 +240,14 @@ def _best_cost(table: Array, measured: Array, grid: Array) -> float:
 def _cost_of_row(line: Timeline, measured_s: float, gpu: Gpu, bundle: Bundle) -> float | None:
     """Find the cost at which this row alone would be met; None where the row does not depend on it."""
     low, high = LOW_S, HIGH_S
-    if _latency(line, low, gpu, bundle) >= measured_s or _latency(line, high, gpu, bundle) <= measured_s:
+    if (
+        _predict_latency(line, low, gpu, bundle) >= measured_s
+        or _predict_latency(line, high, gpu, bundle) <= measured_s
+    ):
         return None
     for _ in range(_BISECTIONS):
         middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if _latency(line, middle, gpu, bundle) < measured_s else (low, middle)
+        low, high = (middle, high) if _predict_latency(line, middle, gpu, bundle) < measured_s else (low, middle)
     found = float(np.sqrt(low * high))
-    halved = _latency(line, 0.5 * found, gpu, bundle)
+    halved = _predict_latency(line, 0.5 * found, gpu, bundle)
     return found if halved < (1.0 - _BOUND) * measured_s else None

@@ -270,16 +270,20 @@ def reference_chip(gpu: Gpu) -> ReferenceChip:
     is taken as 40 bytes a cycle and SM beside HBM (an A100 has 47, an H200 39), and as 4.5 times the rate of device
     memory beside GDDR, whose channels each have their own slices (products of an L40S ask for 4 to 5 times).
     """
-    clock_hz, dram, sms = _first(gpu.clocks.max_hz), _first(gpu.memory.byte_per_s), _first(gpu.sm_count)
-    cuda = {CUDA_EVENT[d]: _first(r) for d, r in gpu.pipes.cuda_flop_per_cycle.items()}
-    tensor = {TENSOR_EVENT[d]: _first(r) for d, r in gpu.pipes.tensor_flop_per_cycle.items()}
+    clock_hz, dram, sms = (
+        _take_first(gpu.clocks.max_hz),
+        _take_first(gpu.memory.byte_per_s),
+        _take_first(gpu.sm_count),
+    )
+    cuda = {CUDA_EVENT[d]: _take_first(r) for d, r in gpu.pipes.cuda_flop_per_cycle.items()}
+    tensor = {TENSOR_EVENT[d]: _take_first(r) for d, r in gpu.pipes.tensor_flop_per_cycle.items()}
     stand_in = 4.5 * dram / clock_hz if gpu.memory.kind.startswith("GDDR") else 40.0 * sms
-    l2 = _first(gpu.l2.byte_per_cycle) if gpu.l2.byte_per_cycle is not None else stand_in
-    capacity = _first(gpu.l2.capacity_byte) if gpu.l2.capacity_byte is not None else 0.0
-    sfu = _first(gpu.pipes.sfu_op_per_cycle) if gpu.pipes.sfu_op_per_cycle is not None else 0.0
+    l2 = _take_first(gpu.l2.byte_per_cycle) if gpu.l2.byte_per_cycle is not None else stand_in
+    capacity = _take_first(gpu.l2.capacity_byte) if gpu.l2.capacity_byte is not None else 0.0
+    sfu = _take_first(gpu.pipes.sfu_op_per_cycle) if gpu.pipes.sfu_op_per_cycle is not None else 0.0
     return ReferenceChip(sms, max(capacity, 1.0), l2, dram / clock_hz, clock_hz, sfu, cuda | tensor)
 
 
-def _first(value: Sweepable) -> float:
+def _take_first(value: Sweepable) -> float:
     array: Array = sweep_values(value)
     return float(array.flat[0])

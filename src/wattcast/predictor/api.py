@@ -142,7 +142,7 @@ def predict_many(
     given: dict[str, Any] = {name: value for name, value in options.items() if name in SETTING_NAMES}
     of_all: dict[str, Any] = {name: value for name, value in options.items() if name not in given}
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
-    asked = [(workload, _options({**of_all, **own})) for workload, own in pairs]
+    asked = [(workload, _read_options({**of_all, **own})) for workload, own in pairs]
     graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
     prices = parse_prices(**{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given})
     chip = find_gpu(gpu, given.pop("node", None))
@@ -158,11 +158,11 @@ def predict_many(
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
             check_runs(graph, chip, workload, chosen)
     notes += prices.notes
-    found = predict_graphs([_noted(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
+    found = predict_graphs([_note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
 
 
-def _options(given: Mapping[str, object]) -> ModelOptions:
+def _read_options(given: Mapping[str, object]) -> ModelOptions:
     """Return the options of a model; an unknown name may have been meant for a setting of ``predict``."""
     for name in given:
         if name not in OPTION_NAMES:
@@ -178,10 +178,10 @@ def resolve_inputs(
     ``settings`` are those of ``predict``: clock, power_limit, host_launch, temperature, duration, data and card.
     """
     notes, at, fitted = resolve_settings(chip, fitted, **settings)
-    return _noted(graph, notes, operands, chip), chip, at, fitted
+    return _note_settings(graph, notes, operands, chip), chip, at, fitted
 
 
-def _noted(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
+def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
     """Return a graph with the settings' notes and the place of its operands.
 
     An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is noted, where an
@@ -217,7 +217,7 @@ def resolve_settings(
     card: str = "another",
 ) -> tuple[list[str], OperatingPoint, Bundle]:
     """Return a note for every default taken, the operating point, and the bundle for these settings."""
-    notes = _defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)
+    notes = _describe_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)
     if data != "random":
         fitted = fitted.for_data(data)
     if card not in CARDS:
@@ -227,7 +227,7 @@ def resolve_settings(
     else:
         notes.append("intervals: for another card of the kind")
     if host_launch is not None:
-        host_s = _amount(host_launch, "s", "host_launch")
+        host_s = _read_amount(host_launch, "s", "host_launch")
         if (np.asarray(host_s) < 0).any():
             raise bad_value("host_launch", "zero or more", f"{np.min(host_s)} s")
         launch = replace(fitted.launch, host_s_per_operator=host_s, engine_replays=False, measured=True)
@@ -236,7 +236,7 @@ def resolve_settings(
     if duration in (None, SUSTAINED):
         notes.append("duration: sustained, with the governor settled")
     else:
-        asked_s = _amount(duration, "s", "duration")
+        asked_s = _read_amount(duration, "s", "duration")
         if not (isinstance(asked_s, float) and 0.0 < asked_s < math.inf):
             do = "Leave it away: sustained."
             raise bad_value("duration", "one time above zero, such as 5ms", str(duration), do)
@@ -246,9 +246,9 @@ def resolve_settings(
         held = "the governor has no time to lower the clock" if short else "the governor answers after 90 ms"
         notes.append(f"duration: {units.show(duration_s, 's')}; {held}")
     at = OperatingPoint(
-        clock_hz=_clock(chip, clock),
-        power_limit_w=None if power_limit is None else _amount(power_limit, "W", "power_limit"),
-        temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _temperature(temperature),
+        clock_hz=_read_clock(chip, clock),
+        power_limit_w=None if power_limit is None else _read_amount(power_limit, "W", "power_limit"),
+        temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _read_temperature(temperature),
         duration_s=duration_s,
     )
     return notes, at, fitted
@@ -358,7 +358,7 @@ def find_gpu(gpu: str | Path | Gpu, node: str | Path | Node | None = None) -> Gp
     return hardware.load_gpu(gpu)
 
 
-def _defaults(
+def _describe_defaults(
     gpu: Gpu,
     bundle: Bundle,
     clock: Quantity | None,
@@ -380,10 +380,10 @@ def _defaults(
     return [note for note, taken in said.items() if taken]
 
 
-def _clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
+def _read_clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
     if clock is None:
         return None
-    asked = _amount(clock, "Hz", "clock")
+    asked = _read_amount(clock, "Hz", "clock")
     low, high = gpu.clocks.min_hz or 1.0, gpu.clocks.max_hz
     if (np.asarray(asked) > np.asarray(high) * (1 + 1e-9)).any() or (np.asarray(asked) < np.asarray(low)).any():
         span = f"between {units.show(float(np.min(low)), 'Hz')} and {units.show(float(np.max(high)), 'Hz')}"
@@ -392,7 +392,7 @@ def _clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
     return asked
 
 
-def _amount(value: Quantity, unit: str, where: str) -> Sweepable:
+def _read_amount(value: Quantity, unit: str, where: str) -> Sweepable:
     if isinstance(value, str):
         return units.parse(value, unit, where)
     try:
@@ -404,8 +404,8 @@ def _amount(value: Quantity, unit: str, where: str) -> Sweepable:
     return amount
 
 
-def _temperature(value: Quantity) -> Sweepable:
-    celsius = _amount(value, "C", "temperature")
+def _read_temperature(value: Quantity) -> Sweepable:
+    celsius = _read_amount(value, "C", "temperature")
     low, high = float(np.min(celsius)), float(np.max(celsius))
     if low < 0 or high > 110:
         raise bad_value("temperature", "die temperatures between 0 and 110 C", f"{low:g} to {high:g} C")

@@ -48,7 +48,7 @@ def find_governed_point(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
-    return _govern(TimelineRunner(timeline, at, bundle), gpu, at, bundle)[0]
+    return _govern_timeline(TimelineRunner(timeline, at, bundle), gpu, at, bundle)[0]
 
 
 def run_governed(
@@ -56,11 +56,11 @@ def run_governed(
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
     """Find where the governor settles, and the workload at that clock."""
     runner = TimelineRunner(timeline, at, bundle)
-    point, ran = _govern(runner, gpu, at, bundle)
+    point, ran = _govern_timeline(runner, gpu, at, bundle)
     return point, runner.sum_up(ran), ran
 
 
-def _govern(
+def _govern_timeline(
     runner: TimelineRunner, gpu: Gpu, at: OperatingPoint, bundle: Bundle
 ) -> tuple[GovernedPoint, ClockedTimeline]:
     asked_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
@@ -78,7 +78,7 @@ def _govern(
         return GovernedPoint(replace(at, clock_hz=clock_hz), capped, ~capped, asked_w), ran
     low_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
     low, high = (np.array(np.broadcast_to(clock, (*excess_w.shape, 1))[..., 0]) for clock in (low_hz, asked_hz))
-    ran, met = _search(runner, low, high, excess_w, limit_w)
+    ran, met = _search_clock(runner, low, high, excess_w, limit_w)
     if at.duration_s is not None:
         before = min(REACTION_S / at.duration_s, 1.0)
         ran = runner.run_at(before * high[..., np.newaxis] + (1.0 - before) * ran.clock_hz)
@@ -86,7 +86,7 @@ def _govern(
     return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w), ran
 
 
-def _search(
+def _search_clock(
     runner: TimelineRunner, least: Array, high: Array, at_high: Array, limit_w: Array
 ) -> tuple[ClockedTimeline, Mask]:
     """Find the clocks at which power exceeds the limit by nothing, and whether there are any above ``least``.

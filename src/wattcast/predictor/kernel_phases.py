@@ -97,7 +97,7 @@ def build_timeline(
     if l2_rate is not None:
         loaded_byte = time_factor * l2 * work.l2_byte * load_imbalance(kernels, gpu.sm_count, in_waves)
         on_chip = np.maximum(on_chip, np.divide(loaded_byte, l2_rate, order="F"))
-    between = _moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
+    between = _add_moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
     events, value = count_events(kernels)
     tensor_rows = np.array([i for i, event in enumerate(kernels.pipe_event) if event in _TENSOR], dtype=np.int64)
     calls = kernels.calls
@@ -130,7 +130,7 @@ def build_timeline(
     )
 
 
-def _moves(
+def _add_moves(
     kernels: Kernels, gpu: Gpu, rate: Sweepable | None, time: Array, l2: Array, memory: Array, late_byte: Array
 ) -> tuple[KernelPhase, ...]:
     """Return the phases in which an operator's kernels pass data on to one another and tiles store their results."""

@@ -29,7 +29,7 @@ _SINGLE_ROWS = 32_768  # from which half the digits do: no model has so many dis
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
 
-def _product(left: Array, right: Array, out: Array) -> None:
+def _multiply_blocks(left: Array, right: Array, out: Array) -> None:
     """``left @ right`` in blocks, since threads for so little wait for one another.
 
     On a busy machine a product of 8 by 39 by 3,700 took 18 ms in threads and 0.3 ms in blocks.
@@ -103,7 +103,7 @@ class GaussianProcess:
         found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
         for i in range(0, len(rows), most):
             square, some = squares[: len(rows) - i], distances[: len(rows) - i]
-            _product(table[i : i + most], points, square)
+            _multiply_blocks(table[i : i + most], points, square)
             low = square.min(axis=1, out=nearest[i : i + most])
             if low.min() < 0.0:
                 np.maximum(square, 0.0, out=square)
@@ -204,7 +204,7 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
     """Compute the ideal terms of every kernel on the reference chip."""
     work, sms = kernels.work, reference.sm_count
     in_waves = count_waves(kernels, sms)
-    cycles = in_waves * work.unit_flop / _rate(kernels, reference)
+    cycles = in_waves * work.unit_flop / _take_rate(kernels, reference)
     if reference.sfu_per_cycle > 0:
         cycles = np.maximum(cycles, kernels.sfu_op / (sms * reference.sfu_per_cycle))
     dram = reference.dram_byte_per_cycle * reference.top_hz
@@ -273,14 +273,14 @@ def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed
     np.divide(moved, cycles * reference.dram_byte_per_cycle, out=dram)
     moved = work.l2_byte + work.store_byte + work.between_byte
     np.divide(moved, cycles * reference.l2_byte_per_cycle, out=l2)
-    np.divide(kernels.flop, cycles * (sms * _rate(kernels, reference)), out=pipe)
+    np.divide(kernels.flop, cycles * (sms * _take_rate(kernels, reference)), out=pipe)
     share = work.units / (sms * np.maximum(count_waves(kernels, sms), 1e-30))
     drawn_in = np.minimum(np.maximum(1.0 - fixed_s / np.maximum(seconds, 1e-12), 0.0), 1.0)
     np.multiply(share, drawn_in, out=active)
     return found
 
 
-def _rate(kernels: Kernels, reference: ReferenceChip) -> Array:
+def _take_rate(kernels: Kernels, reference: ReferenceChip) -> Array:
     """Return the arithmetic of an SM per cycle on each kernel's pipe."""
     return np.array([reference.per_cycle[event] for event in kernels.pipe_event])
 

@@ -80,7 +80,7 @@ class OperatorShare:
         detail, busy = self.basis.detail, self.basis.kernel_utilisation
         watts = np.moveaxis(detail.kernel_part_w[..., self.row, :], -1, 0)
         return tuple(
-            ModuleShare(part, _plain(power_w), _plain(busy[part][..., self.row]) if part in busy else None)
+            ModuleShare(part, _to_plain(power_w), _to_plain(busy[part][..., self.row]) if part in busy else None)
             for part, power_w in zip(detail.parts, watts, strict=True)
         )
 
@@ -250,7 +250,7 @@ class Prediction:
     @cached_property
     def peak_power_w(self) -> Values:
         """The most that any kernel draws, of one GPU."""
-        return _plain(np.broadcast_to(self.basis.detail.peak_w, np.shape(self.power_w)))
+        return _to_plain(np.broadcast_to(self.basis.detail.peak_w, np.shape(self.power_w)))
 
     @cached_property
     def modules(self) -> tuple[ModuleShare, ...]:
@@ -261,7 +261,7 @@ class Prediction:
         busy = module_utilisation(activity, basis.gpu, totals.effective_hz[..., np.newaxis])
         power_w = mean_power_w(detail.part_j, totals.latency_s[..., np.newaxis])
         return tuple(
-            ModuleShare(part, _plain(power_w[..., i]), _plain(busy[part][..., 0]) if part in busy else None)
+            ModuleShare(part, _to_plain(power_w[..., i]), _to_plain(busy[part][..., 0]) if part in busy else None)
             for i, part in enumerate(detail.parts)
         )
 
@@ -316,16 +316,16 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     return Prediction(
         name=graph.name,
         gpu=gpu.name,
-        latency_s=_like(totals.latency_s, power_w),
-        power_w=_plain(power_w),
-        energy_j=_plain(totals.energy_j),
-        clock_hz=_like(sweep_values(settled.clock_hz), power_w),
-        effective_clock_hz=_like(totals.effective_hz, power_w),
-        capped=_like(settled.capped, power_w),
-        busy_s=_like(totals.busy_s, power_w),
+        latency_s=_broadcast_like(totals.latency_s, power_w),
+        power_w=_to_plain(power_w),
+        energy_j=_to_plain(totals.energy_j),
+        clock_hz=_broadcast_like(sweep_values(settled.clock_hz), power_w),
+        effective_clock_hz=_broadcast_like(totals.effective_hz, power_w),
+        capped=_broadcast_like(settled.capped, power_w),
+        busy_s=_broadcast_like(totals.busy_s, power_w),
         memory_byte=memory_byte,
         fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
-        assumptions=_assumptions(graph, timeline, settled, gpu, bundle, at, totals),
+        assumptions=_list_assumptions(graph, timeline, settled, gpu, bundle, at, totals),
         status=bundle.status,
         provenance=bundle.provenance,
         basis=PredictionBasis(
@@ -334,12 +334,12 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     )
 
 
-def _like(values: npt.NDArray[Any], of: Array) -> Any:
+def _broadcast_like(values: npt.NDArray[Any], of: Array) -> Any:
     """Broadcast values to the shape of a prediction."""
-    return _plain(values if values.shape == of.shape else np.broadcast_to(values, of.shape))
+    return _to_plain(values if values.shape == of.shape else np.broadcast_to(values, of.shape))
 
 
-def _plain(values: npt.NDArray[Any]) -> Any:
+def _to_plain(values: npt.NDArray[Any]) -> Any:
     """Return the number of one configuration as Python's own, and arrays of a sweep as they are."""
     return values.item() if values.ndim == 0 else values
 
@@ -347,7 +347,7 @@ def _plain(values: npt.NDArray[Any]) -> Any:
 _NEGLIGIBLE_SLOWDOWN = 0.05
 
 
-def _assumptions(
+def _list_assumptions(
     graph: Graph,
     timeline: Timeline,
     settled: GovernedPoint,

@@ -121,13 +121,13 @@ class PredictOut(msgspec.Struct):
 
 def predictions_to_output(predictions: Sequence[Prediction], most_ops: int | None = None) -> PredictOut:
     """Convert single-point predictions to the output schema, in order; ``most_ops``: those of most energy alone."""
-    return PredictOut(__version__, [_prediction(p, most_ops) for p in predictions])
+    return PredictOut(__version__, [_write_prediction(p, most_ops) for p in predictions])
 
 
 def prediction_to_plain(p: Prediction) -> dict[str, Any]:
     """Return one configuration in the output schema, or a sweep as lists of numbers in its shape."""
     if isinstance(p.latency_s, float):
-        plain: dict[str, Any] = msgspec.to_builtins(_prediction(p))
+        plain: dict[str, Any] = msgspec.to_builtins(_write_prediction(p))
         return plain
     shape = p.latency_s.shape
     found: dict[str, Any] = {"name": p.name, "gpu": p.gpu, "stack": p.stack, "shape": list(shape)}
@@ -168,35 +168,37 @@ def encode_json(out: object, indent: int = 1) -> bytes:
     return msgspec.json.format(data, indent=indent)
 
 
-def _prediction(p: Prediction, most_ops: int | None = None) -> PredictionOut:
+def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionOut:
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
     ops = p.ops if most_ops is None else sorted(p.ops, key=lambda share: -share.energy_j)[:most_ops]
     ends, sure = p.interval, judge_confidence(p)
-    distances = [DistanceOut(d.dimension, d.word, _finite(np.max(d.beyond)), d.reason) for d in p.support.distances]
+    distances = [
+        DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason) for d in p.support.distances
+    ]
     return PredictionOut(
         name=p.name,
         gpu=p.gpu,
-        **{name: _number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)},
+        **{name: _write_number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)},
         stack=p.stack,
         currency=p.prices.currency,
-        interval=IntervalOut(ends.level, *map(_pair, (ends.latency_s, ends.power_w, ends.energy_j))),
+        interval=IntervalOut(ends.level, *map(_write_pair, (ends.latency_s, ends.power_w, ends.energy_j))),
         support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.word, sure.reason, distances),
         memory_byte=p.memory_byte,
         fits=p.fits,
-        modules=[_module(m) for m in p.modules],
-        ops=[_operator(o) for o in ops],
+        modules=[_write_module(m) for m in p.modules],
+        ops=[_write_operator(o) for o in ops],
         assumptions=list(p.assumptions),
         provenance=ProvenanceOut(str(p.status), *msgspec.structs.astuple(p.provenance)),
     )
 
 
-def _module(module: ModuleShare) -> ModuleOut:
+def _write_module(module: ModuleShare) -> ModuleOut:
     busy = module.utilisation
-    return ModuleOut(module.name, _finite(module.power_w), None if busy is None else _finite(busy))
+    return ModuleOut(module.name, _check_finite(module.power_w), None if busy is None else _check_finite(busy))
 
 
-def _operator(share: OperatorShare) -> OperatorOut:
+def _write_operator(share: OperatorShare) -> OperatorOut:
     op = share.op
     shape = {k: v for k, v in operator_to_plain(op).items() if k not in ("count", "label", "op")}
     return OperatorOut(
@@ -205,25 +207,25 @@ def _operator(share: OperatorShare) -> OperatorOut:
         shape=shape,
         label=op.label,
         count=share.count,
-        latency_s=_finite(share.latency_s),
-        power_w=_finite(share.power_w),
-        energy_j=_finite(share.energy_j),
-        modules=[_module(m) for m in share.modules],
+        latency_s=_check_finite(share.latency_s),
+        power_w=_check_finite(share.power_w),
+        energy_j=_check_finite(share.energy_j),
+        modules=[_write_module(m) for m in share.modules],
     )
 
 
-def _number(value: Values | int | None) -> Any:
-    return value if value is None or isinstance(value, int) else _finite(value)
+def _write_number(value: Values | int | None) -> Any:
+    return value if value is None or isinstance(value, int) else _check_finite(value)
 
 
-def _finite(value: Values) -> float:
+def _check_finite(value: Values) -> float:
     number = float(value)
     assert math.isfinite(number), "a prediction is not a finite number: this is a bug in Wattcast"
     return number
 
 
-def _pair(value: Array) -> tuple[float, float]:
-    return _finite(value[0]), _finite(value[1])
+def _write_pair(value: Array) -> tuple[float, float]:
+    return _check_finite(value[0]), _check_finite(value[1])
 
 
 @dataclass(frozen=True)

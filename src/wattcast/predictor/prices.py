@@ -82,14 +82,16 @@ def parse_prices(
         raise unknown_name("option", name, known, f"Prices: {', '.join(known)}.")
     if not 1.0 <= pue <= 10.0:
         raise bad_value("pue", "a number from 1 to 10", pue)
-    per_j, currency = (None, "") if electricity is None else _money(electricity, "J", "electricity", "0.12USD/kWh")
+    per_j, currency = (
+        (None, "") if electricity is None else _read_money(electricity, "J", "electricity", "0.12USD/kWh")
+    )
     rents = {}
     for text in [price] if isinstance(price, str) else price or ():
-        gpu, found, each = _rent(text)
+        gpu, found, each = _read_rent(text)
         if currency and found and found != currency:
             raise bad_value("price", f"one currency, {currency}", text)
         currency, rents[gpu] = currency or found, each
-    carbon_g_per_j, notes = (None, []) if carbon is None else _carbon(carbon)
+    carbon_g_per_j, notes = (None, []) if carbon is None else _read_carbon(carbon)
     if pue == 1.0 and (rents or electricity or carbon):
         notes.append("energy at the GPU's board: PUE 1, no host")
     return Prices(per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
@@ -102,7 +104,7 @@ def carbon_regions() -> dict[str, tuple[float, str]]:
     return {row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}") for row in rows}
 
 
-def _money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
+def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
     sign = text.strip()[:1]
     text = text.replace(sign, "", 1).replace("/", f" {_SIGNS[sign]}/", 1) if sign in _SIGNS else text
     for currency in CURRENCIES:
@@ -116,20 +118,20 @@ def _money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
     raise bad_value(where, f"money such as {example}, in USD, EUR or without a currency", text)
 
 
-def _rent(text: str) -> tuple[str, str, float]:
+def _read_rent(text: str) -> tuple[str, str, float]:
     from wattcast import hardware
     from wattcast.hardware.catalogue_reader import GPU_ALIASES
 
     gpu, equals, amount = text.partition("=")
     if not equals:
-        each, currency = _money(text, "s", "price", "3.50USD/h, or h200=3.50USD/h")
+        each, currency = _read_money(text, "s", "price", "3.50USD/h, or h200=3.50USD/h")
         return ANY_GPU, currency, each
     known = errors.resolve_name("gpu", gpu, hardware.gpu_names(), GPU_ALIASES)
-    each, currency = _money(amount, "s", f"price {known}", "3.50USD/h")
+    each, currency = _read_money(amount, "s", f"price {known}", "3.50USD/h")
     return known, currency, each
 
 
-def _carbon(text: str) -> tuple[float, list[str]]:
+def _read_carbon(text: str) -> tuple[float, list[str]]:
     if text[:1].isdigit() or text[:1] in ".+-":
         value = units.parse(text, "g/J", "carbon")
         if value < 0:

@@ -163,11 +163,13 @@ def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     """
     fixed, *rest = timeline.phases
     knee_hz = MEMORY_KNEE * top_hz
-    slower = [p if p.seconds is None else replace(p, cycles=_longer(p.cycles, knee_hz * p.seconds)) for p in rest]
+    slower = [
+        p if p.seconds is None else replace(p, cycles=_keep_longer(p.cycles, knee_hz * p.seconds)) for p in rest
+    ]
     return replace(timeline, phases=(fixed, *slower))
 
 
-def _longer(cycles: Array | None, least: Array) -> Array:
+def _keep_longer(cycles: Array | None, least: Array) -> Array:
     return least if cycles is None else np.maximum(cycles, least)
 
 
@@ -184,8 +186,8 @@ def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Ar
             continue
         part_s = np.multiply(phase.cycles, period_s, order="F")
         if phase.seconds is not None:
-            part_s = np.maximum(part_s, phase.seconds, out=_into(part_s, phase.seconds))
-        total = np.add(part_s, total, out=_into(part_s, total))
+            part_s = np.maximum(part_s, phase.seconds, out=_reuse_array(part_s, phase.seconds))
+        total = np.add(part_s, total, out=_reuse_array(part_s, total))
     return np.asarray(total)
 
 
@@ -199,7 +201,7 @@ def compute_waiting_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> A
     return np.asarray(sum(waits, np.zeros(())))
 
 
-def _into(array: Array, other: Array) -> Array | None:
+def _reuse_array(array: Array, other: Array) -> Array | None:
     """Return the array itself, for a step in place, where ``other`` does not make it wider.
 
     It may: in a sweep over memory alone, nothing on chip varies.

@@ -320,7 +320,7 @@ def _limit_w(basis: PredictionBasis) -> Array:
     return sweep_values(basis.gpu.power.limit_w if basis.at.power_limit_w is None else basis.at.power_limit_w)
 
 
-def _ones(at: Mask) -> Array:
+def _share_where(at: Mask) -> Array:
     """Return the share of the workload concerned where a condition holds for all of it."""
     return at.astype(np.float64)
 
@@ -387,7 +387,11 @@ def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     worst_w = float(np.broadcast_to(limit_w, octaves.shape).reshape(-1)[int(np.argmax(octaves))])
     reason = f"power limit of {show(worst_w, 'W', 3)}: all was measured under {limits}"
     yield SupportDistance(
-        "power limit", _ones(octaves > 0.0), _ones(octaves > near), reason, _half_widths("power limit", octaves)
+        "power limit",
+        _share_where(octaves > 0.0),
+        _share_where(octaves > near),
+        reason,
+        _half_widths("power limit", octaves),
     )
 
 
@@ -408,7 +412,7 @@ def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     worst_c = float(np.broadcast_to(given_c, off_c.shape).reshape(-1)[int(np.argmax(off_c))])
     reason = f"{worst_c:.0f} C: measured from {measured_c[0]:.0f} to {measured_c[1]:.0f} C"
     ends = np.stack([np.zeros_like(change), np.zeros_like(change), change, change], axis=-1)
-    yield SupportDistance("temperature", _ones(off_c > 0.0), _ones(off_c > near), reason, ends)
+    yield SupportDistance("temperature", _share_where(off_c > 0.0), _share_where(off_c > near), reason, ends)
 
 
 def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:

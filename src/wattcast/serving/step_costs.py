@@ -292,10 +292,10 @@ def tabulate_step_costs(
     def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
 
-    token_knots = _knots((*host.capture_sizes, *TOKEN_KNOTS), max(max_tokens, max_seqs))
-    batch_knots, decode_knots = _knots(BATCH_KNOTS, max_seqs), _knots(DECODE_KNOTS, max_seqs)
-    prompt_knots = _knots(PROMPT_KNOTS, max_tokens)
-    contexts = np.array(_knots(CONTEXT_KNOTS, max(longest_context, 32)))
+    token_knots = _place_knots((*host.capture_sizes, *TOKEN_KNOTS), max(max_tokens, max_seqs))
+    batch_knots, decode_knots = _place_knots(BATCH_KNOTS, max_seqs), _place_knots(DECODE_KNOTS, max_seqs)
+    prompt_knots = _place_knots(PROMPT_KNOTS, max_tokens)
+    contexts = np.array(_place_knots(CONTEXT_KNOTS, max(longest_context, 32)))
     prefills = {t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE) for t in {*token_knots, *prompt_knots}}
     whole = prefills[token_knots[-1]]
     steps = [graph(WorkloadPhase.DECODE, 1, int(c), OutputHead.NONE) for c in contexts]
@@ -309,14 +309,17 @@ def tabulate_step_costs(
         [_only_attention(prefills[t]) for t in prompt_knots],
         [_only_attention(prefills[t], before=EARLIER_TOKENS) for t in prompt_knots],
     )
-    tokens_dense = _dense(token_knots, tokens, max(max_tokens, max_seqs))
+    tokens_dense = _interpolate_rows(token_knots, tokens, max(max_tokens, max_seqs))
     decode = decode.reshape(len(decode_knots), len(contexts), -1)
     places = [decode_knots.index(b) for b in batch_knots]
     other = headless - tokens_dense[list(batch_knots)] - decode[places, 0]  # latent attention decodes another way
-    decode = _dense(decode_knots, decode, max_seqs) + _dense(batch_knots, other, max_seqs)[:, np.newaxis]
+    decode = (
+        _interpolate_rows(decode_knots, decode, max_seqs)
+        + _interpolate_rows(batch_knots, other, max_seqs)[:, np.newaxis]
+    )
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
     sampled = max_seqs * (tokens_a_step + 1)
-    head_dense = _dense(batch_knots, whole_steps - headless, sampled)
+    head_dense = _interpolate_rows(batch_knots, whole_steps - headless, sampled)
     resting_w = idle_power_w(bundle, clocks_hz)
     head_dense[1:, : len(clocks_hz)] += host.sample_s
     head_dense[1:, len(clocks_hz) :] += host.sample_s * resting_w * host.waiting_power
@@ -340,8 +343,8 @@ def tabulate_step_costs(
         head=stages * head_dense,
         decode=stages * np.maximum(decode, 0.0),
         contexts=tuple(contexts.tolist()),
-        prompt=stages * _dense(prompt_knots, attention, max_tokens),
-        prompt_slope=stages * _dense(prompt_knots, slope, max_tokens),
+        prompt=stages * _interpolate_rows(prompt_knots, attention, max_tokens),
+        prompt_slope=stages * _interpolate_rows(prompt_knots, slope, max_tokens),
         padded=_padded_sizes(max(max_tokens, max_seqs), host.capture_sizes),
         limit_w=limit_w * bundle.governor_share,
         idle_w=idle_w,
@@ -386,11 +389,11 @@ def _count_calls(graph: Graph, kinds: tuple[type[Operator], ...]) -> int:
     return sum(calls for op, calls in graph.calls() if isinstance(op, kinds))
 
 
-def _knots(known: Sequence[int], most: int) -> tuple[int, ...]:
+def _place_knots(known: Sequence[int], most: int) -> tuple[int, ...]:
     return (*(knot for knot in known if knot < most), most)
 
 
-def _dense(knots: Sequence[int], rows: Array, most: int) -> Array:
+def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
     """Interpolate rows at ``knots`` to every size from 0 to ``most``; nothing costs nothing."""
     knots_array = np.array(knots)
     sizes = np.arange(most + 1)
@@ -442,14 +445,14 @@ def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0, shares: Se
     blocks = []
     for block in graph.blocks:
         ops = (op for op in block.ops if isinstance(op, _ATTENTION))
-        if kept := tuple(_batched(op, batch, shares) if batch else _behind(op, before) for op in ops):
+        if kept := tuple(_batch_attention(op, batch, shares) if batch else _lengthen_keys(op, before) for op in ops):
             blocks.append(Block(kept, block.repeat, block.label))
     if not blocks:
         raise bad_value(graph.name, "a model with fused attention", "none", "Use --attention flash.")
     return Graph(f"{graph.name} attention", tuple(blocks))
 
 
-def _batched(op: Operator, batch: int, shares: Sequence[float]) -> Operator:
+def _batch_attention(op: Operator, batch: int, shares: Sequence[float]) -> Operator:
     """Return the attention of one sequence that decodes as that of ``batch``, whose contexts have these shares."""
     if isinstance(op, PagedAttention):
         ((_, q, kv),), parts = op.groups, len(shares)
@@ -462,7 +465,7 @@ def _batched(op: Operator, batch: int, shares: Sequence[float]) -> Operator:
     return replace(op, batch=batch)
 
 
-def _behind(op: Operator, before: int) -> Operator:
+def _lengthen_keys(op: Operator, before: int) -> Operator:
     """Return attention with ``before`` more keys for each sequence, or as many as a window lets through."""
     if isinstance(op, PagedAttention):
         return replace(op, groups=tuple((count, q, kv + before) for count, q, kv in op.groups))

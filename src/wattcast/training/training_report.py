@@ -88,7 +88,7 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
     from wattcast.report.text_tables import new_table, print_answers, print_notes
 
     found = summarise_training(result)
-    print_answers(console, _title(result), _list_answers(result, found))
+    print_answers(console, _write_title(result), _list_answers(result, found))
     limits = new_table("power limit", "clock", "hours", "kWh", title="What a power limit or a clock would trade")
     best = found["recommended_power_limit_w"]
     for watts, clock_hz, hours, kwh in result.curve:
@@ -109,7 +109,7 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
     print_notes(console, result.assumptions if details else result.assumptions[:4])
 
 
-def _title(result: TrainingResult) -> str:
+def _write_title(result: TrainingResult) -> str:
     return f"{result.model}: {result.tokens:,.0f} tokens on {result.gpus} x {result.gpu}"
 
 
@@ -185,5 +185,5 @@ def draw_training(result: TrainingResult) -> Figure:
     right.set_xlabel("Time (h)")
     right.set_ylabel("Energy of the GPUs (kWh)")
     right.legend(frameon=False)
-    figure.suptitle(f"{_title(result)}, {result.hours:.3g} h")
+    figure.suptitle(f"{_write_title(result)}, {result.hours:.3g} h")
     return add_caption(figure, "; ".join(result.assumptions[:4]))

@@ -56,11 +56,11 @@ class MemoryFootprint:
 
 def build_graph(model: str | ModelSpec, options: ModelOptions = ModelOptions()) -> Graph:  # noqa: B008  (frozen)
     """Return the operators one GPU runs for ``model`` under ``options``."""
-    return _build(load_model(model) if isinstance(model, str) else model, options)
+    return _build_graph(load_model(model) if isinstance(model, str) else model, options)
 
 
 @lru_cache(maxsize=256)
-def _build(model: ModelSpec, options: ModelOptions) -> Graph:
+def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
     first = trace_pass(model, options)
     passes, blocks = [first], first.blocks(options.recompute)

@@ -176,11 +176,11 @@ class Program:
 
     def blocks(self, recompute: bool = False) -> list[Block]:
         """Return the forward sections, then the backward ones in reverse, each with its repeat count."""
-        result = [Block(_operators(s.forward), s.repeat, s.label) for s in self.sections if s.forward]
+        result = [Block(_list_operators(s.forward), s.repeat, s.label) for s in self.sections if s.forward]
         for section in reversed(self.sections):
-            ops = _operators(section.backward)
+            ops = _list_operators(section.backward)
             if recompute and section.repeat > 1:
-                ops = _operators(section.forward) + ops
+                ops = _list_operators(section.forward) + ops
             if ops:
                 result.append(Block(ops, section.repeat, f"{section.label}.backward"))
         return result
@@ -216,7 +216,7 @@ class Program:
         return sum(sum([p.storage.byte for p in s.tape.parameters]) * s.repeat for s in self.sections)
 
 
-def _operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:
+def _list_operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:
     return tuple([entry.op for entry in entries])
 
 
@@ -336,12 +336,12 @@ def _group_entries(entries: Sequence[TapeEntry]) -> list[_Group]:
         keys = [id(t.storage) for t in entry.reads]
         producer = max((written_by[key] for key in keys if key in written_by), default=-1)
         reader = max((read_by[key] for key in keys if key in read_by), default=-1)
-        if reader <= producer or _largest(groups[reader]) != _elements(entry.op):
+        if reader <= producer or _largest_elements(groups[reader]) != _count_elements(entry.op):
             reader = producer
         fusable = _is_fusable(entry.op)
         at = len(groups)
         for index in (reader, producer):
-            if fusable and index >= 0 and _is_fusable(groups[index][0].op) and _fits(groups[index], entry):
+            if fusable and index >= 0 and _is_fusable(groups[index][0].op) and _fits_group(groups[index], entry):
                 at = index
                 break
         if at == len(groups):
@@ -366,7 +366,7 @@ def _sink_groups(groups: list[_Group], readers: dict[int, set[int]], wanted: set
             continue
         (user,) = users
         target = groups[user]
-        if all(_is_fusable(e.op) for e in target) and all(_fits(target, e) for e in group):
+        if all(_is_fusable(e.op) for e in target) and all(_fits_group(target, e) for e in group):
             target[:0] = group
             owner |= {id(e): user for e in group}
             groups[index] = []
@@ -377,7 +377,7 @@ def _is_fusable(op: Operator) -> bool:
     return isinstance(op, RowReduction) or (isinstance(op, Elementwise) and op.function not in _ALONE)
 
 
-def _fits(group: _Group, entry: TapeEntry) -> bool:
+def _fits_group(group: _Group, entry: TapeEntry) -> bool:
     """Tell whether an entry shares the iteration space: as many elements or a row's share; one row reduction.
 
     A concatenation that mostly copies what neither computed (a cache that grows by a token) is a copy of its own:
@@ -391,15 +391,15 @@ def _fits(group: _Group, entry: TapeEntry) -> bool:
             joined = sum(t.byte for t in e.reads if id(t.storage) in made)
             if 0 < 2 * joined < sum(t.byte for t in e.reads):
                 return False
-    size, here = _largest(group), _elements(entry.op)
+    size, here = _largest_elements(group), _count_elements(entry.op)
     return here == 0 or size % here == 0 or here % size == 0
 
 
-def _largest(group: _Group) -> int:
-    return max(_elements(entry.op) for entry in group)
+def _largest_elements(group: _Group) -> int:
+    return max(_count_elements(entry.op) for entry in group)
 
 
-def _elements(op: Operator) -> int:
+def _count_elements(op: Operator) -> int:
     if isinstance(op, RowReduction):
         return op.rows * op.dim
     return op.n if isinstance(op, Elementwise) else 0
@@ -437,7 +437,7 @@ def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Ten
     if rows is None and {"square", "mean", "rsqrt"} <= {op.function for op in pointwise}:  # written out: an RMS norm
         mean = next(e for e in group if isinstance(e.op, Elementwise) and e.op.function == "mean")
         count = mean.writes[0].numel
-        rows = RmsNorm(count, _elements(mean.op) // count)
+        rows = RmsNorm(count, _count_elements(mean.op) // count)
     if rows is not None:
         return type(rows)(
             rows.rows, rows.dim, backward=rows.backward, dtype=main.dtype, read=read, write=write, label=label
@@ -447,6 +447,6 @@ def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Ten
     function = next((name for idiom, name in _IDIOMS if idiom <= set(names)), costliest)
     # generated code walks strided operands in whole rows, so that a fused kernel is as fast as a contiguous one
     return Elementwise(
-        function, _largest(group), dtype=main.dtype, read=read, write=write,
+        function, _largest_elements(group), dtype=main.dtype, read=read, write=write,
         label=label,
     )  # fmt: skip

@@ -115,11 +115,11 @@ def linear(
         d_bias = None if bias is None or not bias.needs_grad else reduce("sum", g, bias.shape, across=True)
         g = _cast_both_orders(g) if fp8 else g
         narrow = x.dtype if fp8 else None
-        d_x = _multiply(g, factors[1], m, k, n, flat.shape, out_dtype=narrow) if flat.needs_grad else None
+        d_x = _multiply_matrices(g, factors[1], m, k, n, flat.shape, out_dtype=narrow) if flat.needs_grad else None
         rows, columns = (k, n) if in_major else (n, k)
         d_w = None
         if weight.needs_grad:
-            d_w = _multiply(g, factors[0], rows, columns, m, weight.shape, turned=True, out_dtype=narrow)
+            d_w = _multiply_matrices(g, factors[0], rows, columns, m, weight.shape, turned=True, out_dtype=narrow)
         return d_x, d_w, d_bias
 
     saved = (factors[0], weight) if weight.needs_grad else (weight,)
@@ -135,7 +135,7 @@ def _cast_both_orders(x: Tensor) -> Tensor:
     return out
 
 
-def _multiply(
+def _multiply_matrices(
     a: Tensor, b: Tensor, m: int, n: int, k: int, shape: tuple[int, ...], *, turned: bool = False,
     out_dtype: Dtype | None = None,
 ) -> Tensor:  # fmt: skip
@@ -288,21 +288,21 @@ def cross_entropy(logits: Tensor) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Norm over the last dimension in one kernel; its backward pass also yields both weight gradients."""
-    return _normalise(LayerNorm, x, x.numel // x.shape[-1], weight, bias)
+    return _normalise_rows(LayerNorm, x, x.numel // x.shape[-1], weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     """Run an RMS norm as one fused kernel (engines and compilers; eager models use several operators)."""
-    return _normalise(RmsNorm, x, x.numel // x.shape[-1], weight, None)
+    return _normalise_rows(RmsNorm, x, x.numel // x.shape[-1], weight, None)
 
 
 def group_norm(x: Tensor, groups: int = 32) -> Tensor:
     """Norm each group of channels of each picture as one row, with weights of its own."""
     weight, bias = (x.tape.parameter(x.shape[1], dtype=x.dtype) for _ in range(2))
-    return _normalise(LayerNorm, x, x.shape[0] * groups, weight, bias)
+    return _normalise_rows(LayerNorm, x, x.shape[0] * groups, weight, bias)
 
 
-def _normalise(
+def _normalise_rows(
     kind: type[LayerNorm] | type[RmsNorm], x: Tensor, rows: int, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     x = x.contiguous()
@@ -450,7 +450,7 @@ def conv2d(
         )  # fmt: skip
 
     forward = operator("forward")
-    return _convolve(x, weight, offset, (n, filters, forward.p, forward.q), operator)
+    return _convolve_images(x, weight, offset, (n, filters, forward.p, forward.q), operator)
 
 
 def conv1d(x: Tensor, filters: int, size: int, *, stride: int = 1) -> Tensor:
@@ -465,10 +465,10 @@ def conv1d(x: Tensor, filters: int, size: int, *, stride: int = 1) -> Tensor:
             direction=direction, dtype=tape.math_dtype(x.dtype),
         )  # fmt: skip
 
-    return _convolve(x, weight, bias, (n, filters, operator("forward").q), operator)
+    return _convolve_images(x, weight, bias, (n, filters, operator("forward").q), operator)
 
 
-def _convolve(
+def _convolve_images(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], operator: Callable[[str], Conv2d]
 ) -> Tensor:
     tape = x.tape

@@ -89,7 +89,7 @@ def attention_work(
         made or (op.q_len <= _DECODE_QUERIES and not warm)
         for op, made, warm in zip(ops, told.cold.tolist(), told.warm.tolist(), strict=True)
     ]
-    table = as_columns([_row(*of, reference) for of in zip(ops, flash, cold, strict=True)])
+    table = as_columns([_fill_row(*of, reference) for of in zip(ops, flash, cold, strict=True)])
     work, logs = dict(zip(_WORK, table, strict=False)), dict(zip(_LOGS, table[len(_WORK) :], strict=False))
     plain = dict(zip(_PLAIN, table[len(_WORK) + len(_LOGS) :], strict=True))
     plain |= {"cudnn": told.cudnn.astype(np.float64), "split_heads": told.split_heads.astype(np.float64)}
@@ -106,18 +106,18 @@ _LOGS = ("log_batch", "log_heads", "log_group", "log_q", "log_kv", "log_cut", "l
 _PLAIN = ("head_dim", "causal", "fill", "fill_2", "pad_q", "flash", "cold")
 
 
-def _row(op: Attention, flash: bool, cold: bool, reference: ReferenceChip) -> tuple[float, ...]:
+def _fill_row(op: Attention, flash: bool, cold: bool, reference: ReferenceChip) -> tuple[float, ...]:
     """Return the columns of one operator; a workload has a few, for which plain numbers are faster than arrays."""
     batch, heads, q, dim, width = op.batch, op.heads, float(op.q_len), float(op.head_dim), float(op.dtype.byte)
     kept, read, write, sm_count = op.kept, op.read_byte, op.write_byte, reference.sm_count
     decode = op.q_len <= _DECODE_QUERIES
     rows = 1.0 if decode else float(ceil(q / _BLOCK_Q))
-    cut = _parts(op, flash, sm_count)
+    cut = _count_parts(op, flash, sm_count)
     units = batch * (op.kv_heads if decode and width <= _HALF_BYTE else heads) * rows * cut
     keys = float(ceil(op.kv_len / cut / _BLOCK_KV))
     padded_q = 64.0 if decode and (not flash or cut > 1) else _BLOCK_Q
     products = op.flop / max(2.0 * batch * heads * q * op.kv_len * kept, 1.0)  # head dimensions of all products
-    met = _met(kept, rows, keys) if op.causal else kept
+    met = _share_met(kept, rows, keys) if op.causal else kept
     loads = read if decode else units * keys * _BLOCK_KV * met * 2.0 * dim * width + read
     # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
     crossings = (2.6 if decode else 3.6) * (1.9 if flash else 1.0)
@@ -133,7 +133,7 @@ def _row(op: Attention, flash: bool, cold: bool, reference: ReferenceChip) -> tu
     if decode and flash:  # blocks equally long
         rounds = max(units / (slots * sm_count), 1.0)
         whole = ceil(rounds) / rounds
-    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * (products + _score(op)) * met
+    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * (products + _price_score(op)) * met
     steps = keys * (1.0 if decode else met) * whole
     missing = 1.0 if cold else 1.0 - float(resident_share(read + write, reference.l2_byte))
     waves = units / sm_count
@@ -141,16 +141,16 @@ def _row(op: Attention, flash: bool, cold: bool, reference: ReferenceChip) -> tu
         *(units, unit_flop, steps, launches, between, loads + write, loads * crossings, slots),
         *(read * missing, write * missing),
         *(batch, heads, heads / op.kv_heads, q, op.kv_len, cut, units),
-        *(dim, op.causal, _filled(waves), _filled(waves / 2.0), q / (rows * _BLOCK_Q), flash, cold),
+        *(dim, op.causal, _share_filled(waves), _share_filled(waves / 2.0), q / (rows * _BLOCK_Q), flash, cold),
     )
 
 
-def _filled(waves: float) -> float:
+def _share_filled(waves: float) -> float:
     """Return the share of whole waves that has work."""
     return waves / max(ceil(waves), 1)
 
 
-def _parts(op: Attention, flash: bool, sm_count: float) -> float:
+def _count_parts(op: Attention, flash: bool, sm_count: float) -> float:
     """Return the parts that the keys are cut into."""
     if op.q_len > _DECODE_QUERIES or op.backward or op.dtype.byte > _HALF_BYTE:
         return 1.0
@@ -160,7 +160,7 @@ def _parts(op: Attention, flash: bool, sm_count: float) -> float:
     return cudnn_parts(blocks, op.kv_len, sm_count)
 
 
-def _met(kept: float, rows: float, keys: float) -> float:
+def _share_met(kept: float, rows: float, keys: float) -> float:
     """Return the share of key blocks that query blocks walk over: those on a causal diagonal count whole."""
     if rows <= 1:
         return kept
@@ -168,7 +168,7 @@ def _met(kept: float, rows: float, keys: float) -> float:
     return max(kept, (keys - least + (least + 1.0) / 2.0) / keys)
 
 
-def _score(op: Attention) -> float:
+def _price_score(op: Attention) -> float:
     """Return what a score costs on top of its products, in head dimensions of a product."""
     if op.backward:
         return _BACKWARD_SCORE + (_DROPPED_BACKWARD_SCORE if op.dropout else 0.0)

@@ -63,7 +63,7 @@ def _put_depthwise(work: Columns, names: list[str], ops: Sequence[Conv2d], rows:
     found = []
     for i in rows.tolist():
         names[i] = _depthwise_kind(ops[i])
-        found.append(_depthwise(ops[i], names[i]))
+        found.append(_take_depthwise(ops[i], names[i]))
     units, flop, held, steps, shared, again, launches = as_columns(found)
     work["units"][rows], work["unit_flop"][rows] = units, flop
     work["slots"][rows], work["steps"][rows], work["shared_byte"][rows] = held, steps, shared
@@ -86,7 +86,7 @@ def _depthwise_kind(op: Conv2d) -> str:
     return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
 
 
-def _depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
+def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     """Return what a depthwise convolution takes.
 
     That is blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared memory, bytes that
@@ -176,10 +176,10 @@ def convolution_work(
     ops: Sequence[Conv2d], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of convolutions that are not point convolutions."""
-    s = _sizes(ops)
+    s = _collect_sizes(ops)
     read, write = s.read - s.image * (1.0 - s.touched) * (s.dgrad == 0), s.write
     step, product, simt = FAST_BYTE / s.width, s.product, s.simt > 0
-    picks = _picks(ops, told, s, rate, reference)
+    picks = _pick_kernels(ops, told, s, rate, reference)
     # kernels that walk a tap at a time pad its channels
     tap = np.where(picks.kind == HOPPER_KIND, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
@@ -192,7 +192,7 @@ def convolution_work(
     turned = dense * np.where(simt, s.last, 1.0 - s.last) * plain
     pads = dense * (1.0 - s.simt) * s.last * wide
     padded_in, padded_out = pads * (s.c % step != 0), pads * (s.n % step != 0)
-    moved, turns, launches = _layouts(s, turned, padded_in, padded_out, step)
+    moved, turns, launches = _turn_layouts(s, turned, padded_in, padded_out, step)
     kept = resident_share(read + write + moved, reference.l2_byte)
     work = {
         "units": tile["units"],
@@ -218,33 +218,33 @@ def convolution_work(
     )
     features_, logs, aligned = product_features(*product, tile, reference)
     logs |= {"log_turns": turns, "log_moved": moved, "log_groups": s.groups, "log_image": s.image, "log_out": s.out}
-    aligned |= {"align_side": s.side} | _alignments(s)
+    aligned |= {"align_side": s.side} | _take_alignments(s)
     features_ |= _plain_shape(s)
     features_ |= {"turned": turned, "padded_in": padded_in, "padded_out": padded_out, "tap_padding": padding}
-    return FamilyColumns(group, work, features_ | blend, logs | _logs(s), aligned)
+    return FamilyColumns(group, work, features_ | blend, logs | _take_logs(s), aligned)
 
 
 def convolution_choice_inputs(
     ops: Sequence[Conv2d], told: ConditionColumns
 ) -> tuple[list[str], tuple[Array, ...], Columns]:
     """Return what the kernel choice sees of convolutions: choosers (none for depthwise ones), sizes and shapes."""
-    s = _sizes(ops)
-    return _choosers(ops, s), s.product, _shape(s)
+    s = _collect_sizes(ops)
+    return _name_choosers(ops, s), s.product, _describe_shape(s)
 
 
-def _shape(s: _Sizes) -> Columns:
-    logs, aligned = _logs(s), _alignments(s)
+def _describe_shape(s: _Sizes) -> Columns:
+    logs, aligned = _take_logs(s), _take_alignments(s)
     found = choice_columns(*s.product) | _plain_shape(s)
     found |= zip(logs, log2_size(list(logs.values())), strict=True)
     return found | dict(zip(aligned, log2_alignment(list(aligned.values())), strict=True))
 
 
-def _logs(s: _Sizes) -> Columns:
+def _take_logs(s: _Sizes) -> Columns:
     """Return sizes that the choice and the residual see in logs."""
     return {"log_c": s.c, "log_rs": s.rs, "log_side": s.high, "log_batch": s.batch}
 
 
-def _alignments(s: _Sizes) -> Columns:
+def _take_alignments(s: _Sizes) -> Columns:
     """Return sizes of which both see what divides them."""
     return {"align_c": s.c, "align_k": s.n}
 
@@ -253,7 +253,7 @@ def _plain_shape(s: _Sizes) -> Columns:
     return {"stride": s.stride, "channels_last": s.last, "dtype": s.code, "dgrad": s.dgrad, "wgrad": s.wgrad}
 
 
-def _choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
+def _name_choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
     """Return the chooser of each: convolutions for which cuDNN chooses among the same kernels share one."""
     known = zip(ops, s.depthwise.tolist(), strict=True)
     return ["" if depthwise else _CHOOSER.get(op.dtype, "conv2d-half") for op, depthwise in known]
@@ -262,11 +262,11 @@ def _choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
 _CHOOSER = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
 
 
-def _sizes(ops: Sequence[Conv2d]) -> _Sizes:
-    return _Sizes(*as_columns([_row(op) for op in ops]))
+def _collect_sizes(ops: Sequence[Conv2d]) -> _Sizes:
+    return _Sizes(*as_columns([_fill_row(op) for op in ops]))
 
 
-def _row(op: Conv2d) -> tuple[float, ...]:
+def _fill_row(op: Conv2d) -> tuple[float, ...]:
     """Return the columns of one convolution."""
     images, groups, r, stride, dtype = op.n, op.groups, op.r, op.stride, op.dtype
     width, taps, side, out_side = dtype.byte, r * op.s, op.h * op.w, op.p * op.q
@@ -291,10 +291,10 @@ def _row(op: Conv2d) -> tuple[float, ...]:
     )
 
 
-def _picks(
+def _pick_kernels(
     ops: Sequence[Conv2d], told: ConditionColumns, s: _Sizes, rate: Array, reference: ReferenceChip
 ) -> KernelPicks:
-    sizes, classes = s.product, _choosers(ops, s)
+    sizes, classes = s.product, _name_choosers(ops, s)
 
     def usual() -> list[KernelLabel]:
         """Return labels of convolutions without a fitted choice; those of others are never looked at."""
@@ -311,7 +311,7 @@ def _picks(
     ran = told.ran
     if not told.usual:
         ran = [NOT_RUN if d else of for of, d in zip(told.ran, s.depthwise.tolist(), strict=True)]
-    picks = pick_kernels(reference.choice, classes, ran, sizes, _shape(s), usual, reference.sm_count)
+    picks = pick_kernels(reference.choice, classes, ran, sizes, _describe_shape(s), usual, reference.sm_count)
     if not s.wgrad.any():
         return picks
     return replace(picks, split=np.where(_shares_k(picks, s, reference.sm_count), 0.0, picks.split))
@@ -328,7 +328,7 @@ def _shares_k(picks: KernelPicks, s: _Sizes, sms: float) -> npt.NDArray[np.bool_
     return np.asarray(few & (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS))
 
 
-def _layouts(
+def _turn_layouts(
     s: _Sizes, turned: Array, padded_in: Array, padded_out: Array, step: Array
 ) -> tuple[Array, Array, Array]:
     """Return bytes that layout kernels read and write, elements they turn (in whole blocks), and all kernels' starts.
@@ -340,8 +340,8 @@ def _layouts(
     filters = turned * (s.rs > 1)
     padded = np.maximum(padded_in, padded_out)
     ragged = (s.simt == 0) & (n % step != 0)
-    turn = turned * (_blocks(s.batch, s.side, c) + _blocks(s.batch, s.out_side, n))
-    turn += filters * np.where(ragged, _SLOW_TRANSFORM * s.weight / s.width, _blocks(n, s.rs, s.c))
+    turn = turned * (_count_turned(s.batch, s.side, c) + _count_turned(s.batch, s.out_side, n))
+    turn += filters * np.where(ragged, _SLOW_TRANSFORM * s.weight / s.width, _count_turned(n, s.rs, s.c))
     pad = padded_in * s.image + padded_out * s.out + padded * s.weight
     byte = turned * (s.image + s.out) + filters * s.weight + pad
     starts = (
@@ -350,7 +350,7 @@ def _layouts(
     return 2.0 * byte, turn + _SLOW_PAD * pad / s.width, 1.0 + _LIGHT * starts
 
 
-def _blocks(batch: Array, side: Array, channels: Array) -> Array:
+def _count_turned(batch: Array, side: Array, channels: Array) -> Array:
     """Return the elements of the whole blocks that turn ``batch`` images."""
     return np.asarray(batch * np.ceil(side / _TURN) * np.ceil(channels / _TURN) * _TURN**2)
 

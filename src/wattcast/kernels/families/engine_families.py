@@ -256,13 +256,13 @@ def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, refer
         "scaled_tensor": float(isinstance(op, ScaledProduct) and op.scales == "tensor"),
         "zero_points": float(isinstance(op, WeightOnlyProduct) and op.zero_points),
         "narrow": float(isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4")),
-        "fill_128": _fill(m, n, 128.0, 128.0, sms), "fill_256": _fill(m, n, 256.0, 128.0, sms),
+        "fill_128": _share_filled(m, n, 128.0, 128.0, sms), "fill_256": _share_filled(m, n, 256.0, 128.0, sms),
     }  # fmt: skip
     logs = {"log_m": m, "log_n": n, "log_k": k, "log_units": float(tiles)}
     return f"gemm.engine.{group}", work, plain, logs
 
 
-def _fill(m: float, n: float, tile_m: float, tile_n: float, sms: float) -> float:
+def _share_filled(m: float, n: float, tile_m: float, tile_n: float, sms: float) -> float:
     tiles = ceil(m / tile_m) * ceil(n / tile_n)
     return tiles / (sms * ceil(tiles / sms))
 

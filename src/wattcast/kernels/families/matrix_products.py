@@ -84,7 +84,7 @@ def tile_columns(
         vector = picks.kind == VECTOR_KIND
         step = np.where(vector, _ROW_STEP, step)
     if not parts.all():
-        parts = np.where(parts > 0, parts, _parts(k, step, tiles, reference.sm_count * blocks, fewest))
+        parts = np.where(parts > 0, parts, _split_k(k, step, tiles, reference.sm_count * blocks, fewest))
     units, steps = tiles * parts, np.ceil(k / parts / step)
     load = tiles * (tile_n + tile_m) * k * width
     unit_flop = 2.0 * tile_n * tile_m * steps * step * feed
@@ -98,7 +98,7 @@ def tile_columns(
         unit_flop = unit_flop * np.where(cuda > 0, np.maximum(slower, 1.0), 1.0)
     shared = load * crossings
     each = (tile_n, tile_m, parts, units, steps, slots, unit_flop, load, shared, wave_fill(units, reference.sm_count))
-    return dict(zip(_TILED, _averaged(each, picks), strict=True)) | {"out_byte": (b * m * n)[:, 0] * out_width}
+    return dict(zip(_TILED, _average_picks(each, picks), strict=True)) | {"out_byte": (b * m * n)[:, 0] * out_width}
 
 
 _TILED = (
@@ -107,14 +107,14 @@ _TILED = (
 )
 
 
-def _parts(k: Array, step: Array, tiles: Array, blocks: Array, fewest: Array) -> Array:
+def _split_k(k: Array, step: Array, tiles: Array, blocks: Array, fewest: Array) -> Array:
     """Return the parts of K that fill the chip; Hopper's kernels make two or more, others by the length of K."""
     most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
     filling = np.maximum(np.floor(blocks / tiles), np.where(fewest > 0, fewest, np.ceil(k / _SPLIT_K)))
     return np.minimum(np.maximum(filling, np.minimum(2.0, most)), most)
 
 
-def _averaged(each: Sequence[Array], picks: KernelPicks) -> Sequence[Array]:
+def _average_picks(each: Sequence[Array], picks: KernelPicks) -> Sequence[Array]:
     """Return columns ``(row,)`` from columns ``(row, pick)``, averaged in logs by likelihood.
 
     A row that is sure of its kernel stays as it is: a logarithm and back would turn 132 units into a little more.
@@ -227,9 +227,9 @@ def product_work(
     ops: Sequence[Operator], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of products."""
-    s = _sizes(ops)
-    shape = _shape(told, s)
-    picks = _picks(ops, told, s, shape, rate, reference)
+    s = _collect_sizes(ops)
+    shape = _describe_shape(told, s)
+    picks = _pick_kernels(ops, told, s, shape, rate, reference)
     tile = tile_columns(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference)
     right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
     left = np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width  # a filter that all images share counts once
@@ -271,11 +271,11 @@ def product_choice_inputs(
     ops: Sequence[Operator], told: ConditionColumns
 ) -> tuple[list[str], tuple[Array, ...], Columns]:
     """Return what the kernel choice sees of products: their choosers, sizes and shapes."""
-    s = _sizes(ops)
-    return _choosers(ops, s), (s.b, s.m, s.n, s.k), _shape(told, s)
+    s = _collect_sizes(ops)
+    return _name_choosers(ops, s), (s.b, s.m, s.n, s.k), _describe_shape(told, s)
 
 
-def _shape(told: ConditionColumns, s: _Sizes) -> Columns:
+def _describe_shape(told: ConditionColumns, s: _Sizes) -> Columns:
     return choice_columns(s.b, s.m, s.n, s.k) | {
         "linear": s.linear,
         "straight": s.straight if told.usual else np.maximum(s.straight, told.straight),
@@ -289,11 +289,11 @@ def _shape(told: ConditionColumns, s: _Sizes) -> Columns:
     }
 
 
-def _choosers(ops: Sequence[Operator], s: _Sizes) -> list[str]:
+def _name_choosers(ops: Sequence[Operator], s: _Sizes) -> list[str]:
     return [_chooser_name(op.dtype, whole > 0) for op, whole in zip(ops, s.aligned.tolist(), strict=True)]
 
 
-def _picks(
+def _pick_kernels(
     ops: Sequence[Operator], told: ConditionColumns, s: _Sizes, shape: Columns, rate: Array, reference: ReferenceChip
 ) -> KernelPicks:
     sizes = (s.b, s.m, s.n, s.k)
@@ -304,15 +304,18 @@ def _picks(
         flags = zip(simt, s.aligned > 0, s.odd > 0, s.m, *sides, strict=True)
         return [
             KernelLabel(
-                _usual(bool(x), bool(ok), bool(o), float(rows), reference.style), int(n), int(m), bool(split > 1)
+                _choose_usual(bool(x), bool(ok), bool(o), float(rows), reference.style),
+                int(n),
+                int(m),
+                bool(split > 1),
             )
             for x, ok, o, rows, n, m, split in flags
         ]
 
-    return pick_kernels(reference.choice, _choosers(ops, s), told.ran, sizes, shape, usual, reference.sm_count)
+    return pick_kernels(reference.choice, _name_choosers(ops, s), told.ran, sizes, shape, usual, reference.sm_count)
 
 
-def _usual(simt: bool, aligned: bool, odd: bool, rows: float, style: LibraryStyle) -> str:
+def _choose_usual(simt: bool, aligned: bool, odd: bool, rows: float, style: LibraryStyle) -> str:
     """Return the kind of kernel where no choice was fitted.
 
     Hopper's kernels need 16-byte rows of both operands and of the result; odd sizes fall back furthest. Libraries
@@ -387,13 +390,13 @@ def is_point_convolution(op: Operator) -> bool:
 _TURNED = _Sizes._fields.index("turned")
 
 
-def _sizes(ops: Sequence[Operator]) -> _Sizes:
-    return _Sizes(*as_columns([_row(op) for op in ops]))
+def _collect_sizes(ops: Sequence[Operator]) -> _Sizes:
+    return _Sizes(*as_columns([_fill_row(op) for op in ops]))
 
 
-def _row(op: Operator) -> tuple[float, ...]:
+def _fill_row(op: Operator) -> tuple[float, ...]:
     """Return the columns of one product; how it is aligned follows from whole numbers."""
-    found = _point(op) if isinstance(op, Conv2d) else _plain(op)
+    found = _fill_point_row(op) if isinstance(op, Conv2d) else _fill_plain_row(op)
     n, k, width = found[2], found[3], found[4]
     row = found[1] if found[_TURNED] else k
     # rows of both operands; where operands lie with k outermost, k must be long enough too
@@ -401,7 +404,7 @@ def _row(op: Operator) -> tuple[float, ...]:
     return *found, (row | n) & 1, (row | n) & 3 > 0, aligned, pipe_code(op.dtype)
 
 
-def _plain(op: Operator) -> tuple[int, ...]:
+def _fill_plain_row(op: Operator) -> tuple[int, ...]:
     """Return the columns of ``_Sizes`` up to ``parts_byte``."""
     assert isinstance(op, (Linear, Bmm))
     width = op.dtype.byte
@@ -414,7 +417,7 @@ def _plain(op: Operator) -> tuple[int, ...]:
     return 1, op.m, op.n, op.k, width, weight, out, 0, not op.turned, bias, op.turned, op.turned, 0
 
 
-def _point(op: Conv2d) -> tuple[int, ...]:
+def _fill_point_row(op: Conv2d) -> tuple[int, ...]:
     """Return these columns of a point convolution: forward, or the gradient of its image or its filter.
 
     Channels last: pixels by channels. Channels first: a product for each image, which all share the filter; its

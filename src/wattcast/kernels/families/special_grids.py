@@ -105,14 +105,14 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid |
     if shape is None:
         return None
     if op.function == "batchnorm":
-        blocks, steps, slots, cycle = _normalise(shape, sm_count, missing)
+        blocks, steps, slots, cycle = _scale_images(shape, sm_count, missing)
         launches = 1.0 if shape.cudnn else 3.0
         return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, launches, 0.0, cycle, True)
     if shape.cudnn:
         return _cudnn_batch_norm(shape, sm_count, missing)
-    blocks, steps, slots = _statistics(shape, sm_count)
+    blocks, steps, slots = _sum_channels(shape, sm_count)
     if op.function == "batchnorm_train":
-        _, after, _, cycle = _normalise(shape, sm_count, missing)
+        _, after, _, cycle = _scale_images(shape, sm_count, missing)
         launches = 3.0 + (shape.last and blocks > ceil(shape.channels / _LAST_CHANNELS))
         return LaunchGrid(blocks, steps_with_misses(steps, missing) + after, slots, launches, sm_cycle=cycle)
     if shape.last:  # several loads in flight
@@ -121,7 +121,7 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid |
 
 
 def _cudnn_batch_norm(shape: _ImageShape, sm_count: float, missing: float) -> LaunchGrid:
-    blocks, steps, slots = _statistics(shape, sm_count)
+    blocks, steps, slots = _sum_channels(shape, sm_count)
     walk = steps - _REDUCE_STEPS
     if shape.last:
         return LaunchGrid(blocks, steps_with_misses(_CUDNN_LAST_STEPS * walk, missing), slots, 2.0)
@@ -137,7 +137,7 @@ def _image_shape(op: Elementwise) -> _ImageShape | None:
     return _ImageShape(channels, pixels, pictures, op.layout is Layout.TRANSPOSED, op.dtype is Dtype.FP32)
 
 
-def _normalise(shape: _ImageShape, sm_count: float, missing: float) -> tuple[float, float, float, float]:
+def _scale_images(shape: _ImageShape, sm_count: float, missing: float) -> tuple[float, float, float, float]:
     """Return blocks, steps, slots and SM cycles of the pass that scales."""
     if shape.last:
         blocks, values = _channels_last(shape, sm_count)
@@ -154,7 +154,7 @@ def _normalise(shape: _ImageShape, sm_count: float, missing: float) -> tuple[flo
     return blocks, steps, min(SM_THREADS / (threads * high), 32.0), max(blocks / sm_count, 1.0) * each
 
 
-def _statistics(shape: _ImageShape, sm_count: float) -> tuple[float, float, float]:
+def _sum_channels(shape: _ImageShape, sm_count: float) -> tuple[float, float, float]:
     """Return blocks, steps and slots of a sum over each channel."""
     if shape.last:
         blocks, values = _channels_last(shape, sm_count, _FEWEST_PARTS)
@@ -214,13 +214,13 @@ def power_of_two(size: float, most: float) -> float:
     return float(2.0 ** int(log2(min(max(size, 1.0), most))))
 
 
-def _append(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _append_part(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
     """Take two blocks an SM for each part, an element at a time: those of the small part have nothing to do."""
     blocks = _CAT_BLOCKS_PER_SM * sm_count
     return LaunchGrid(blocks, max(op.n / (blocks * _CAT_THREADS), 1.0), SM_THREADS / _CAT_THREADS)
 
 
-def _pool(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _pool_windows(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
     """Take a thread for each result (with its place, an int64), which walks over its window."""
     results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
     cycle = _POOL_CYCLE * max(results / sm_count, _POOL_THREADS)
@@ -238,7 +238,7 @@ def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
     return LaunchGrid(blocks, 4.0, SM_THREADS / _POOL_THREADS, 2.0, 0.0, each * max(blocks / sm_count, 1.0), True)
 
 
-def _optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _step_optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
     """Take a block for each chunk of 65,536 parameters of a tensor, four at a time a thread; 320 chunks a kernel.
 
     Tensors whose size four does not divide are loaded an element at a time, at twice the cost.
@@ -253,7 +253,7 @@ def _optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
     return LaunchGrid(blocks, steps, SM_THREADS / _CHUNK_THREADS, ceil(blocks / _MOST_CHUNKS), sm_cycle=cycle)
 
 
-def _scatter(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
+def _scatter_rows(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
     """Take zeros and one kernel for few rows, a block for 32 columns, that walks over all indices."""
     indices = _index_count(op)
     if indices < 1.0:
@@ -275,11 +275,11 @@ def _index_count(op: Elementwise) -> float:
 
 _GRIDS: dict[str, Callable[[Elementwise, float, float], LaunchGrid | None]] = {
     "reduce.columns": _sum_columns,
-    "cat.append": _append,
+    "cat.append": _append_part,
     **dict.fromkeys(("batchnorm", "batchnorm.train", "batchnorm.backward"), batch_norm),
-    "pool": _pool,
+    "pool": _pool_windows,
     "pool.backward": _pool_grad,
-    "optimizer": _optimizer,
-    "scatter": _scatter,
+    "optimizer": _step_optimizer,
+    "scatter": _scatter_rows,
     "scatter.sorted": _sorted_scatter,
 }

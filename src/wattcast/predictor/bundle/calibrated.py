@@ -53,15 +53,15 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     None where neither ships. From another card come the times of kernels, and energies where it is as large and has
     the same memory; the bundle stays a forecast.
     """
-    kin = gpu.name if _shipped(gpu.name) else forecast_rule().same_processor.get(gpu.compute_capability, "")
-    found = _shipped(kin) if kin else None
+    kin = gpu.name if _read_shipped(gpu.name) else forecast_rule().same_processor.get(gpu.compute_capability, "")
+    found = _read_shipped(kin) if kin else None
     if found is None:
         return None
     swept = any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w))
     key = "" if swept else repr(gpu)
     if key and key in _calibrated:
         return _calibrated[key]
-    bundle = _apply(*found, gpu) if kin == gpu.name else _carry_times(kin, gpu)
+    bundle = _apply_calibration(*found, gpu) if kin == gpu.name else _carry_times(kin, gpu)
     if key:
         if len(_calibrated) >= _MOST_KEPT:
             _calibrated.clear()
@@ -77,13 +77,13 @@ _calibrated: dict[str, Bundle] = {}  # by all of a GPU's numbers, with the learn
 
 def _carry_times(kin: str, gpu: Gpu) -> Bundle:
     chip = load_gpu(kin)
-    base, other, shipped = forecast_bundle(gpu), calibrated_bundle(chip), _shipped(kin)
+    base, other, shipped = forecast_bundle(gpu), calibrated_bundle(chip), _read_shipped(kin)
     assert other is not None, "a calibration that ships"
     assert shipped is not None, "a calibration that ships"
     assert isinstance(other.learned, LayeredFactors), "a calibration has factors of its own"
     as_large = abs(float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count)) - 1.0) < _AS_LARGE
     if as_large and gpu.memory.kind == chip.memory.kind:
-        plain = _merge(bundle_to_plain(replace(base, learned=None)), {"power": shipped[0].get("power", {})})
+        plain = _merge_entries(bundle_to_plain(replace(base, learned=None)), {"power": shipped[0].get("power", {})})
         base = replace(base, power=plain_to_bundle(plain, CALIBRATION_FILE).power)
     fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)}
     own_rate, its_rate = (
@@ -104,12 +104,14 @@ def _carry_times(kin: str, gpu: Gpu) -> Bundle:
 
 
 @cache
-def _shipped(name: str) -> tuple[Plain, bytes] | None:
+def _read_shipped(name: str) -> tuple[Plain, bytes] | None:
     folder = files("wattcast.predictor.bundle").joinpath(name)
     path = folder.joinpath(CALIBRATION_FILE)
     if not path.is_file():
         return None
-    return _decode(path.read_bytes(), f"{name}/{CALIBRATION_FILE}"), folder.joinpath(ARRAYS_FILE).read_bytes()
+    return _decode_calibration(path.read_bytes(), f"{name}/{CALIBRATION_FILE}"), folder.joinpath(
+        ARRAYS_FILE
+    ).read_bytes()
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -117,8 +119,8 @@ def load_bundle(path: Path) -> Bundle:
     file = path / CALIBRATION_FILE if path.is_dir() else path
     if file.name != CALIBRATION_FILE or not file.exists():
         return read_bundle(path)
-    plain = _decode(read_bytes(file), file.name)
-    return _apply(plain, read_bytes(file.parent / ARRAYS_FILE), load_gpu(str(plain["gpu"])))
+    plain = _decode_calibration(read_bytes(file), file.name)
+    return _apply_calibration(plain, read_bytes(file.parent / ARRAYS_FILE), load_gpu(str(plain["gpu"])))
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> Path:
@@ -130,7 +132,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
         write_bundle(bundle, folder / "bundle.yaml")
         return folder / "bundle.yaml"
     base = bundle_to_plain(replace(forecast_bundle(load_gpu(bundle.gpu)), learned=None))
-    changed = _difference(bundle_to_plain(replace(bundle, learned=None)), base)
+    changed = _subtract_entries(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}
     write_whole(folder / ARRAYS_FILE, residuals_to_bytes(bundle.learned.own))
     text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
@@ -138,28 +140,28 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     return folder / CALIBRATION_FILE
 
 
-def _decode(data: bytes, where: str) -> Plain:
+def _decode_calibration(data: bytes, where: str) -> Plain:
     plain = decode_yaml(data, dict[str, Any], where)
     if not isinstance(plain.get("gpu"), str):
         raise bad_value(f"{where}: gpu", "the name of a GPU", plain.get("gpu"))
     return plain
 
 
-def _apply(plain: Plain, arrays: bytes, gpu: Gpu) -> Bundle:
+def _apply_calibration(plain: Plain, arrays: bytes, gpu: Gpu) -> Bundle:
     base = forecast_bundle(gpu)
-    merged = _merge(bundle_to_plain(replace(base, learned=None)), plain)
+    merged = _merge_entries(bundle_to_plain(replace(base, learned=None)), plain)
     found = plain_to_bundle(merged, CALIBRATION_FILE)
     own = residuals_from_bytes(arrays, base.reference)
     learned = LayeredFactors(own.reference, own.time, own.energy, own=own, carried=base.learned)
     return replace(found, learned=learned, reference=base.reference)
 
 
-def _difference(plain: Mapping[str, Any], base: Mapping[str, Any]) -> Plain:
+def _subtract_entries(plain: Mapping[str, Any], base: Mapping[str, Any]) -> Plain:
     """Return the entries of ``plain`` that ``base`` lacks or has otherwise; mappings are compared entry by entry."""
     found: Plain = {}
     for name, value in plain.items():
         if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
-            inner = _difference(value, base[name])
+            inner = _subtract_entries(value, base[name])
             if inner:
                 found[name] = inner
         elif name not in base or base[name] != value:
@@ -167,11 +169,11 @@ def _difference(plain: Mapping[str, Any], base: Mapping[str, Any]) -> Plain:
     return found
 
 
-def _merge(base: Mapping[str, Any], plain: Mapping[str, Any]) -> Plain:
+def _merge_entries(base: Mapping[str, Any], plain: Mapping[str, Any]) -> Plain:
     found = dict(base)
     for name, value in plain.items():
         if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
-            found[name] = _merge(found[name], value)
+            found[name] = _merge_entries(found[name], value)
         else:
             found[name] = value
     return found
@@ -197,7 +199,7 @@ def apply_factors(bundle: Bundle, factors: Mapping[str, float]) -> Bundle:
     notes = tuple(f"factor of your own: {name} {value:g}" for name, value in factors.items())
     return replace(
         bundle,
-        corrections={name: _corrected(name, c, factors) for name, c in bundle.corrections.items()},
+        corrections={name: _scale_correction(name, c, factors) for name, c in bundle.corrections.items()},
         launch=replace(
             bundle.launch, host_s_per_operator=bundle.launch.host_s_per_operator * factors.get("launch", 1.0)
         ),
@@ -220,7 +222,7 @@ def check_factors(factors: Mapping[str, float]) -> None:
             )
 
 
-def _corrected(group: str, c: Correction, factors: Mapping[str, float]) -> Correction:
+def _scale_correction(group: str, c: Correction, factors: Mapping[str, float]) -> Correction:
     on_chip = factors.get("compute", 1.0)
     if group.partition(".")[0] in PRODUCT_FAMILIES:
         on_chip *= factors.get("products", 1.0)

@@ -92,7 +92,7 @@ class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
 
     def curve_of(self, gpu: Gpu) -> tuple[VoltageCurve, str]:
         """Return the curve over the GPU's own top clock, and what that assumes."""
-        curve = VoltageCurve(np.array(self.clock_share) * _scalar(gpu.clocks.max_hz), np.array(self.relative))
+        curve = VoltageCurve(np.array(self.clock_share) * _take_scalar(gpu.clocks.max_hz), np.array(self.relative))
         note = f"no V(f) of the {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
         return curve, note
 
@@ -167,15 +167,15 @@ def _build_forecast(gpu: Gpu) -> Bundle:
     parent, chip = parent_bundle(), load_gpu(the.parent)
     kind = the.architecture(gpu.architecture)
     power = parent.power.as_module_power()
-    idle, idle_note = _idle(gpu, the, power.idle)
-    voltage, voltage_note = _voltage(gpu, chip, the, kind, power.voltage)
+    idle, idle_note = _forecast_idle(gpu, the, power.idle)
+    voltage, voltage_note = _forecast_voltage(gpu, chip, the, kind, power.voltage)
     missing = [f"{gpu.name}: {path} is unknown: {cost}" for path, cost in the.missing.items() if path in gpu.unknown]
     process = the.process(gpu)
     weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
     notes = (
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
         f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
-        f"{_memory(gpu, the).factor:g} for {gpu.memory.kind}",
+        f"{_find_memory_rule(gpu, the).factor:g} for {gpu.memory.kind}",
         f"host: times the mean operator's cost {weights}",
         idle_note,
         voltage_note,
@@ -185,16 +185,16 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         gpu=gpu.name,
         status=FitStatus.FORECAST,
         provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
-        corrections=_corrections(parent, gpu, chip, the, kind),
-        launch=_launch(parent, gpu, the, kind),
-        power=_power(gpu, the, power, idle, voltage),
-        clock_law=_law(parent, gpu, kind),
+        corrections=_carry_corrections(parent, gpu, chip, the, kind),
+        launch=_forecast_launch(parent, gpu, the, kind),
+        power=_forecast_power(gpu, the, power, idle, voltage),
+        clock_law=_carry_clock_law(parent, gpu, kind),
         residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
         toggling=parent.toggling,
         reference=replace(
             reference_chip(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
         ),
-        learned=_learned(parent, the, kind),
+        learned=_carry_learned(parent, the, kind),
         seen=parent.seen,
         interval_level=parent.interval_level,
         waiting_sm=_waiting_sm(gpu, chip, the),
@@ -240,7 +240,9 @@ def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
     return factor
 
 
-def _power(gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve) -> ModulePower:
+def _forecast_power(
+    gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
+) -> ModulePower:
     joules = forecast_energies(gpu, the, parent.energy_j)
     memory = [event for event in joules if event.startswith("dram")]
     _, on_core = _memory_factor(gpu, the, parent.energy_j)
@@ -251,7 +253,7 @@ def _memory_factor(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -
     """Return the energy of a memory byte relative to the parent's, and the share of it spent on the chip."""
     mean_j = float(np.mean([joules for event, joules in parent_j.items() if event.startswith("dram")]))
     rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
-    kind = _memory(gpu, the)
+    kind = _find_memory_rule(gpu, the)
     on_chip = (1.0 - rail) * kind.interface * module_factors(gpu, the)["l2"]
     whole = rail * kind.factor + on_chip
     return whole, on_chip / whole
@@ -259,8 +261,10 @@ def _memory_factor(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -
 
 def _sm_width(gpu: Gpu, the: ForecastRule) -> float:
     """Return the capacitance of a working SM relative to the parent's: a fixed part, fp32 lanes and tensor cores."""
-    own, parents = (_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent)))
-    return the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_lanes(gpu, the) + own / parents)
+    own, parents = (
+        _take_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent))
+    )
+    return the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_compare_lanes(gpu, the) + own / parents)
 
 
 def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
@@ -270,24 +274,25 @@ def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
     that. One that gets less issues less; clocks and schedulers, ``sm_waiting`` of its energy, run on.
     """
     own, parents = (
-        _scalar(g.memory.byte_per_s) / (_scalar(g.sm_count) * _scalar(g.clocks.max_hz)) for g in (gpu, chip)
+        _take_scalar(g.memory.byte_per_s) / (_take_scalar(g.sm_count) * _take_scalar(g.clocks.max_hz))
+        for g in (gpu, chip)
     )
     return the.sm_waiting + (1.0 - the.sm_waiting) * min(own / parents, 1.0)
 
 
-def _lanes(gpu: Gpu, the: ForecastRule) -> float:
+def _compare_lanes(gpu: Gpu, the: ForecastRule) -> float:
     """Return the fp32 lanes of an SM relative to the parent's."""
-    own, parents = (_scalar(g.pipes.cuda_flop_per_cycle[Dtype.FP32]) for g in (gpu, load_gpu(the.parent)))
+    own, parents = (_take_scalar(g.pipes.cuda_flop_per_cycle[Dtype.FP32]) for g in (gpu, load_gpu(the.parent)))
     return own / parents
 
 
-def _integers(gpu: Gpu, chip: Gpu) -> float:
+def _compare_integers(gpu: Gpu, chip: Gpu) -> float:
     """Return the integer lanes of an SM relative to the parent's; unknown ones count as equal."""
     own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle
-    return 1.0 if own is None or parents is None else _scalar(own) / _scalar(parents)
+    return 1.0 if own is None or parents is None else _take_scalar(own) / _take_scalar(parents)
 
 
-def _memory(gpu: Gpu, the: ForecastRule) -> MemoryRule:
+def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
     kinds = {name.lower(): kind for name, kind in the.memory.items()}
     found = kinds.get(gpu.memory.kind.lower())
     if found is None:
@@ -295,27 +300,27 @@ def _memory(gpu: Gpu, the: ForecastRule) -> MemoryRule:
     return found
 
 
-def _corrections(
+def _carry_corrections(
     parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule
 ) -> dict[str, Correction]:
     """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times as cycles."""
     style = the.styles[kind.style]
-    slower = _scalar(chip.clocks.max_hz) / _scalar(gpu.clocks.max_hz)
-    lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _lanes(gpu, the)
+    slower = _take_scalar(chip.clocks.max_hz) / _take_scalar(gpu.clocks.max_hz)
+    lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _compare_lanes(gpu, the)
     found = {}
     for name, c in parent.corrections.items():
         changed = replace(c, fixed_s=c.fixed_s * slower)
         if name in style.old_groups:
             changed = replace(changed, compute=c.compute * style.mma_on_parent)
         if name in the.integer_groups:
-            changed = replace(changed, compute=c.compute / _integers(gpu, chip))
+            changed = replace(changed, compute=c.compute / _compare_integers(gpu, chip))
         if name in the.issue_bound:
-            crowded = float(np.clip(2.0 * _lanes(gpu, the) - 1.0, 0.0, 1.0))
+            crowded = float(np.clip(2.0 * _compare_lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
             changed = replace(changed, compute=free + (c.compute - free) * crowded)
         if name.partition(".")[0] in the.same_programs:
-            changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_asked(c.l2, gpu, chip))
-            changed = _streaming(changed, parent, gpu, chip, the)
+            changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_carry_l2(c.l2, gpu, chip))
+            changed = _carry_streaming(changed, parent, gpu, chip, the)
         found[name] = changed
     for old, new in style.native.items():
         if old in found and new in found:
@@ -323,18 +328,18 @@ def _corrections(
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
 
 
-def _asked(l2: float, gpu: Gpu, chip: Gpu) -> float:
+def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
     """Carry λ of L2 over. Beyond 1 the SMs ask slower than L2 answers: it follows their number, not L2's rate.
 
     Below 1, L2 did not bound the kernel on the parent; here it may.
     """
     if l2 <= 1.0 or gpu.l2.byte_per_cycle is None or chip.l2.byte_per_cycle is None:
         return max(l2, 1.0)
-    rates = _scalar(gpu.l2.byte_per_cycle) / _scalar(chip.l2.byte_per_cycle)
-    return max(1.0, l2 * rates * _scalar(chip.sm_count) / _scalar(gpu.sm_count))
+    rates = _take_scalar(gpu.l2.byte_per_cycle) / _take_scalar(chip.l2.byte_per_cycle)
+    return max(1.0, l2 * rates * _take_scalar(chip.sm_count) / _take_scalar(gpu.sm_count))
 
 
-def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule) -> Correction:
+def _carry_streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule) -> Correction:
     """Carry λ of memory over for a kernel that the bytes in flight of the SMs bound on the parent.
 
     Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same in seconds. So
@@ -344,28 +349,28 @@ def _streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Forecast
     least = parent.corrections[the.streaming].memory
     if c.memory <= least:
         return replace(c, memory=least)
-    slower = _scalar(chip.sm_count) / _scalar(gpu.sm_count)
-    rates = _scalar(gpu.memory.byte_per_s) / _scalar(chip.memory.byte_per_s)
+    slower = _take_scalar(chip.sm_count) / _take_scalar(gpu.sm_count)
+    rates = _take_scalar(gpu.memory.byte_per_s) / _take_scalar(chip.memory.byte_per_s)
     return replace(c, memory=max(least, c.memory * rates * slower))
 
 
-def _launch(parent: Bundle, gpu: Gpu, the: ForecastRule, kind: ArchitectureRule) -> LaunchCosts:
+def _forecast_launch(parent: Bundle, gpu: Gpu, the: ForecastRule, kind: ArchitectureRule) -> LaunchCosts:
     told = the.host.get(gpu.architecture, the.host["default"])
     host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
-    start_hz = None if kind.clock_law else _scalar(gpu.clocks.max_hz)
+    start_hz = None if kind.clock_law else _take_scalar(gpu.clocks.max_hz)
     return replace(parent.launch, host_s_per_operator=host_s, start_hz=start_hz)
 
 
-def _law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
+def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
     """Carry the parent's effective clock over to this card's own top clock, or take the share that runs sustain."""
     if not kind.clock_law:
         share = kind.sustained_clock
         return ClockLaw(share, np.array([0.0]), np.array([share]), in_bursts=False) if share < 1.0 else None
     law = parent.clock_law
-    return None if law is None else replace(law, top_hz=_scalar(gpu.clocks.max_hz))
+    return None if law is None else replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
 
 
-def _learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> LearnedFactors | None:
+def _carry_learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> LearnedFactors | None:
     if parent.learned is None:
         return None
     keep = None if kind.whole else set(the.same_programs)
@@ -386,12 +391,12 @@ def forecast_residuals(
     return {family: r if family == "collective" else named["other"] for family, r in parent.items()} | named
 
 
-def _idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
+def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
     warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, top_hz = _scalar(gpu.power.limit_w), _scalar(gpu.clocks.max_hz)
-    low_hz = _scalar(gpu.clocks.lowest_hz)
+    limit_w, top_hz = _take_scalar(gpu.power.limit_w), _take_scalar(gpu.clocks.max_hz)
+    low_hz = _take_scalar(gpu.clocks.lowest_hz)
     lowest, top = the.idle.graphics_memory if gpu.memory.kind.startswith("GDDR") else (the.idle.lowest, the.idle.top)
     low_w, top_w = lowest * limit_w, top * limit_w
     clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
@@ -403,7 +408,7 @@ def _idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, st
     return IdlePower(clock_hz, power_w, **warming), note
 
 
-def _voltage(
+def _forecast_voltage(
     gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule, parent: VoltageCurve
 ) -> tuple[VoltageCurve, str]:
     """Return V(f) as published, else in the parent's shape on its architecture, else in the shape of the rule."""
@@ -411,8 +416,8 @@ def _voltage(
     if published is not None:
         return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
     if kind.whole:
-        share = parent.clock_hz / _scalar(chip.clocks.max_hz)
-        return VoltageCurve(share * _scalar(gpu.clocks.max_hz), parent.relative), (
+        share = parent.clock_hz / _take_scalar(chip.clocks.max_hz)
+        return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), parent.relative), (
             f"no V(f) of the {gpu.name} is published: the shape inferred on the {the.parent}, over its own top clock"
         )
     return the.voltage.curve_of(gpu)
@@ -472,7 +477,7 @@ def _starting_idle(gpu: Gpu, rule: _StartingPower) -> tuple[IdlePower, str]:
     warming = {"reference_c": rule.idle_reference_c, "per_c": rule.idle_per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, low_hz, top_hz = _ends(gpu)
+    limit_w, low_hz, top_hz = _take_ends(gpu)
     shares = np.array([rule.idle_share_at_lowest_clock, rule.idle_share_at_top_clock])
     low, top = shares * limit_w
     note = (
@@ -490,29 +495,29 @@ def _starting_voltage(gpu: Gpu, rule: _StartingPower) -> tuple[VoltageCurve, str
 
 def _starting_energies(gpu: Gpu, idle: IdlePower, rule: _StartingPower) -> dict[str, float]:
     """Return joules per event: the module's share of the power headroom over its full rate at the top clock."""
-    limit_w, _, top_hz = _ends(gpu)
+    limit_w, _, top_hz = _take_ends(gpu)
     headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)
-    chip_hz = _scalar(gpu.sm_count) * top_hz
+    chip_hz = _take_scalar(gpu.sm_count) * top_hz
     pipes = gpu.pipes
-    rate = {TENSOR_EVENT[d]: ("tensor", _scalar(r) * chip_hz) for d, r in pipes.tensor_flop_per_cycle.items()}
-    rate |= {CUDA_EVENT[d]: ("cuda", _scalar(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()}
+    rate = {TENSOR_EVENT[d]: ("tensor", _take_scalar(r) * chip_hz) for d, r in pipes.tensor_flop_per_cycle.items()}
+    rate |= {CUDA_EVENT[d]: ("cuda", _take_scalar(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()}
     if pipes.sfu_op_per_cycle is not None:
-        rate["sfu_op"] = ("sfu", _scalar(pipes.sfu_op_per_cycle) * chip_hz)
-    dram = _scalar(gpu.memory.byte_per_s)
+        rate["sfu_op"] = ("sfu", _take_scalar(pipes.sfu_op_per_cycle) * chip_hz)
+    dram = _take_scalar(gpu.memory.byte_per_s)
     # Where the L2's rate is not published, twice the DRAM's stands for it, as on an H200.
-    l2 = _scalar(gpu.l2.byte_per_cycle) * top_hz if gpu.l2.byte_per_cycle is not None else 2.0 * dram
+    l2 = _take_scalar(gpu.l2.byte_per_cycle) * top_hz if gpu.l2.byte_per_cycle is not None else 2.0 * dram
     rate |= {"l2_byte": ("l2", l2), "dram_read_byte": ("dram", dram), "dram_write_byte": ("dram", dram)}
     if gpu.links.nvlink_byte_per_s is not None:
-        rate["link_byte"] = ("link", _scalar(gpu.links.nvlink_byte_per_s))
+        rate["link_byte"] = ("link", _take_scalar(gpu.links.nvlink_byte_per_s))
     return {event: rule.full_rate_share[module] * headroom_w / full for event, (module, full) in rate.items()}
 
 
-def _ends(gpu: Gpu) -> tuple[float, float, float]:
-    top_hz = _scalar(gpu.clocks.max_hz)
-    low_hz = _scalar(gpu.clocks.lowest_hz)
-    return _scalar(gpu.power.limit_w), min(low_hz, 0.99 * top_hz), top_hz
+def _take_ends(gpu: Gpu) -> tuple[float, float, float]:
+    top_hz = _take_scalar(gpu.clocks.max_hz)
+    low_hz = _take_scalar(gpu.clocks.lowest_hz)
+    return _take_scalar(gpu.power.limit_w), min(low_hz, 0.99 * top_hz), top_hz
 
 
-def _scalar(value: object) -> float:
+def _take_scalar(value: object) -> float:
     """Return the number of a field; a swept GPU has none, since energies belong to one real chip."""
     return float(sweep_values(value))  # type: ignore[arg-type]

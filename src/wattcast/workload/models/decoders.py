@@ -146,7 +146,7 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Prog
     """Trace one pass over ``run.length`` new tokens a sequence."""
     program = run.new_program()
     windows = sorted({group.window or group.chunk for group in dims.layer_groups})
-    hidden, cos, sin, *masks = program.section("embedding", lambda tape: _embed(dims, run, windows, tape))
+    hidden, cos, sin, *masks = program.section("embedding", lambda tape: _embed_tokens(dims, run, windows, tape))
     shown = [window for window in windows if layers.needs_mask(_keep_window(run, window), window)]
     for group in dims.layer_groups:
         here, window = dims.narrow_to(group), group.window or group.chunk
@@ -157,7 +157,7 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Prog
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         scales = [name for name in dims.multipliers if name in ("logits", "cap")]
-        x = _norm(dims, run, x)
+        x = _normalise_rows(dims, run, x)
         return layers.language_head(run, x, dims.vocab, tied=dims.tied, bias=dims.head_bias, scales=scales)
 
     program.section("head", head, hidden)
@@ -178,7 +178,7 @@ def _name_group(dims: DecoderDims, group: LayerGroup) -> str:
     return ", ".join(word for word in (f"{group.mixer} layers", reach, plain, dense) if word)
 
 
-def _embed(dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape) -> list[Tensor]:
+def _embed_tokens(dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape) -> list[Tensor]:
     """Return token rows, rotary tables, and the masks that layers need."""
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     if dims.norm == "gemma" and not dims.attention_gate:  # Qwen3-Next has Gemma's norms alone
@@ -186,7 +186,7 @@ def _embed(dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape)
     if "embedding" in dims.multipliers:
         x = x * 1.0
     if dims.embedding_norm:
-        x = _norm(dims, run, x)
+        x = _normalise_rows(dims, run, x)
     layers.build_positions(tape, run)
     masks = [mask for window in windows for mask in layers.build_mask(tape, _keep_window(run, window), window)]
     tables = [layers.rotary_tables(tape, run, dims.rotated) for _ in range(dims.rotary_tables)]
@@ -210,44 +210,44 @@ def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Call
 
     def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         if dims.parallel:
-            normed = _enter(dims, run, x)
+            normed = _enter_block(dims, run, x)
             with tape.scope("attention"):
                 attended = mix(normed, cos, sin, mask)
             with tape.scope("mlp"):
-                own = normed if dims.parallel_norms == 1 else _norm(dims, run, x)
+                own = normed if dims.parallel_norms == 1 else _normalise_rows(dims, run, x)
                 out = _feed_forward(dims, run, own)
                 return out if run.engine else attended + out + x  # an engine's next norm adds all three
         if group.mixer != "none":
             with tape.scope("attention"):
-                x = _leave(dims, run, x, mix(_enter(dims, run, x), cos, sin, mask))
+                x = _leave_block(dims, run, x, mix(_enter_block(dims, run, x), cos, sin, mask))
         if group.feed_forward != "none":
             with tape.scope("mlp"):
-                x = _leave(dims, run, x, _feed_forward(dims, run, _enter(dims, run, x, not dims.experts)))
+                x = _leave_block(dims, run, x, _feed_forward(dims, run, _enter_block(dims, run, x, not dims.experts)))
         return x
 
     return layer
 
 
-def _enter(dims: DecoderDims, run: PassSettings, x: Tensor, to_products: bool = True) -> Tensor:
+def _enter_block(dims: DecoderDims, run: PassSettings, x: Tensor, to_products: bool = True) -> Tensor:
     """Return the input of attention or feed-forward; an engine adds the residual inside the norm's kernel."""
     if dims.norm_place == "after":
         return x
     if not run.engine:
-        return _norm(dims, run, x)
+        return _normalise_rows(dims, run, x)
     kind = RmsNorm if dims.norm in ("rms", "gemma") else LayerNorm
     return layers.add_norm(run, x, kind, to_products=to_products, bias=dims.norm == "layer")
 
 
-def _leave(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
+def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
     """Add the result of attention or feed-forward to the residual."""
     if dims.norm_place != "before":
-        out = _norm(dims, run, out)
+        out = _normalise_rows(dims, run, out)
     if "residual" in dims.multipliers:
         out = out * 1.0
     return out if run.engine and dims.norm_place != "after" else x + out
 
 
-def _norm(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
+def _normalise_rows(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
     if dims.norm in ("rms", "gemma"):
         return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
     if dims.norm == "cohere" and not run.engine:
@@ -262,7 +262,7 @@ def _self_attention(
     x = functional.enter_parallel(x, run.tp)
     q, k, v, *gate = _query_key_value(dims, run, x)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    q, k = _rotate(dims, q, cos, sin), _rotate(dims, k, cos, sin)
+    q, k = _rotate_heads(dims, q, cos, sin), _rotate_heads(dims, k, cos, sin)
     k, v = layers.append_cache(run, k), layers.append_cache(run, v)
     causal = True
     if run.fused_training:
@@ -308,7 +308,7 @@ def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Te
     return found + gate
 
 
-def _rotate(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_heads(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate all of each head, its first part and concatenate the rest (Phi), or nothing (MPT)."""
     if not dims.rotated:
         return x

@@ -32,11 +32,11 @@ class UnetDims:
 def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace the noise of every latent pixel, from the latent, the time and the text."""
     program = run.new_program()
-    program.section("unet", lambda tape: _unet(dims, run, tape))
+    program.section("unet", lambda tape: _build_unet(dims, run, tape))
     return program
 
 
-def _unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
+def _build_unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
     """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
     time = _embed_time(run, tape, dims.widths[0])
     if dims.added:
@@ -48,19 +48,19 @@ def _unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
     for level, width in enumerate(dims.widths):
         with tape.scope(f"down{level}"):
             for _ in range(dims.blocks):
-                x = _residual(run, x, time, width)
+                x = _add_residual(run, x, time, width)
                 x = _attend_text(dims, run, x, text, dims.depths[level])
                 kept.append(x)
             if level < len(dims.widths) - 1:
                 x = functional.conv2d(x, width, 3, stride=2, bias=True)
                 kept.append(x)
     with tape.scope("middle"):
-        x = _residual(run, x, time, x.shape[1])
-        x = _residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
+        x = _add_residual(run, x, time, x.shape[1])
+        x = _add_residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
     for level in reversed(range(len(dims.widths))):
         with tape.scope(f"up{level}"):
             for _ in range(dims.blocks + 1):
-                x = _residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
+                x = _add_residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
                 x = _attend_text(dims, run, x, text, dims.depths[level])
             if level:
                 x = functional.conv2d(functional.upsample(x), x.shape[1], 3, bias=True)
@@ -87,7 +87,7 @@ def _norm_convolve(x: Tensor, width: int) -> Tensor:
     return functional.conv2d(functional.activation("silu", functional.group_norm(x)), width, 3, bias=True)
 
 
-def _residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Tensor:
+def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Tensor:
     """Convolve twice with the time added between; the input is added through a 1x1 where the width changes.
 
     Sums are scaled in a kernel of its own, here and after attention, as diffusers does even by 1.
@@ -177,20 +177,20 @@ def _dit_layer(dims: DitDims, run: PassSettings, x: Tensor, signal: Tensor) -> T
     """Attend, then feed forward, each shifted and scaled before and gated after by the signal."""
     parts = _split_signal(run, signal, 6)
     with x.tape.scope("attention"):
-        fused = layers.project(run, _modulate(x, parts[0], parts[1]), 3 * dims.hidden, bias=True)
+        fused = layers.project(run, _modulate_rows(x, parts[0], parts[1]), 3 * dims.hidden, bias=True)
         q, k, v = (layers.split_heads(p, dims.hidden // dims.heads) for p in fused.split(*[dims.hidden] * 3))
         out = layers.attend(run, q, k, v, causal=False)
         x = x + parts[2] * layers.project(run, out, dims.hidden, bias=True)
     with x.tape.scope("mlp"):
         width = int(dims.hidden * dims.mlp_ratio)
-        return x + parts[5] * layers.feed_forward(run, _modulate(x, parts[3], parts[4]), width, "gelu_tanh")
+        return x + parts[5] * layers.feed_forward(run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh")
 
 
 def _dit_head(dims: DitDims, run: PassSettings, x: Tensor, signal: Tensor) -> Tensor:
     """Apply a last modulated norm, project to pixels, and put the patches back in place."""
     shift, scale = _split_signal(run, signal, 2)
     pixels = dims.patch * dims.patch * 2 * dims.channels
-    return layers.project(run, _modulate(x, shift, scale), pixels, bias=True).clone()
+    return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
 
 
 def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
@@ -200,7 +200,7 @@ def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]
     return [part.unsqueeze(1) for part in control.split(*[width] * count)]
 
 
-def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def _modulate_rows(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Compute norm(x)·(1 + scale) + shift, the norm without weights."""
     return functional.layer_norm(x, None, None) * (scale + 1.0) + shift
 
@@ -254,7 +254,7 @@ def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
 
     def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
         scale, shift = _split_signal(run, signal, 2)
-        out = layers.project(run, _modulate(x, shift, scale), dims.patch**2 * dims.channels, bias=True)
+        out = layers.project(run, _modulate_rows(x, shift, scale), dims.patch**2 * dims.channels, bias=True)
         return out if dims.axes else out.clone()
 
     program.section("head", head, x, rest[0])
@@ -313,7 +313,7 @@ def _two_streams(
 ) -> list[Tensor]:
     """Attend over text and picture together and feed each forward by itself; ``last``: the text is only read."""
     own, other = _split_signal(run, signal, 6), _split_signal(run, signal, 2 if last else 6)
-    normed = [_modulate(x, own[0], own[1]), _modulate(text, other[0], other[1])]
+    normed = [_modulate_rows(x, own[0], own[1]), _modulate_rows(text, other[0], other[1])]
     with x.tape.scope("attention"):
         streams = [[layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed]
         first, second = (text, x) if dims.axes else (x, text)  # where positions rotate, the text comes first
@@ -332,7 +332,7 @@ def _feed_stream(dims: JointDims, run: PassSettings, x: Tensor, attended: Tensor
     x = x + parts[2] * attended
     with x.tape.scope("mlp"):
         width = int(dims.hidden * dims.mlp_ratio)
-        return x + parts[5] * layers.feed_forward(run, _modulate(x, parts[3], parts[4]), width, "gelu_tanh")
+        return x + parts[5] * layers.feed_forward(run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh")
 
 
 def _one_stream(
@@ -341,7 +341,7 @@ def _one_stream(
     """Attend and feed forward side by side over text and picture as one row of tokens."""
     joined = cat([text, x], 1)
     shift, scale, gate = _split_signal(run, signal, 3)
-    normed = _modulate(joined, shift, scale)
+    normed = _modulate_rows(joined, shift, scale)
     wide = layers.project(run, normed, int(dims.hidden * dims.mlp_ratio), bias=True)
     wide = functional.activation("gelu_tanh", wide)
     with x.tape.scope("attention"):

@@ -38,14 +38,14 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, stages: int = 1) -> Progra
 
     (x,) = program.section("stem", stem)
     for number, (count, width) in enumerate(zip(dims.blocks, dims.widths, strict=True)):
-        first = _bottleneck(dims, width, stride=1 if number == 0 else 2, projected=True)
+        first = _build_bottleneck(dims, width, stride=1 if number == 0 else 2, projected=True)
         (x,) = program.section(f"stage{number}.first", first, x)
-        (x,) = program.section(f"stage{number}", _bottleneck(dims, width), x, repeat=count - 1)
+        (x,) = program.section(f"stage{number}", _build_bottleneck(dims, width), x, repeat=count - 1)
     program.section("head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x)
     return program
 
 
-def _bottleneck(
+def _build_bottleneck(
     dims: ResnetDims, width: int, stride: int = 1, projected: bool = False
 ) -> Callable[[Tape, Tensor], Tensor]:
     """Return a block: 1x1 down, 3x3, 1x1 up, added to the input (projected where the shape changes)."""

@@ -32,7 +32,7 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     batch, length, hidden = x.shape
     flat = functional.enter_parallel(x, run.tp).view(-1, hidden)
     with x.tape.scope("router"):
-        weights = _route(dims, run, flat)
+        weights = _route_tokens(dims, run, flat)
     with x.tape.scope("experts"):
         if dims.bias:  # added inside the products
             width = 2 * (dims.intermediate // run.expert_width_share) + dims.hidden
@@ -90,7 +90,7 @@ def _shared_operators(run: PassSettings) -> int:
     return 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1)
 
 
-def _route(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
         return _route_grouped(dims, run, x)

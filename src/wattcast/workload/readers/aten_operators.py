@@ -133,7 +133,7 @@ def map_call(call: AtenCall) -> list[Operator] | None:
     if rule.kind == "fill":
         return [Elementwise("fill", max(call.out.numel, 1), dtype=call.out.dtype)]
     if rule.kind == "reduction":
-        return [_reduce(call, rule.one)]
+        return [_reduce_rows(call, rule.one)]
     if rule.kind == "gather":
         read = call.out.numel * call.out.dtype.byte + sum(t.byte for t in call.inputs[1:])
         return [Elementwise("gather", max(call.out.numel, 1), dtype=call.out.dtype, read=read)]
@@ -166,7 +166,7 @@ def map_pointwise(call: AtenCall, function: str) -> Operator:
     return describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)
 
 
-def _copy(call: AtenCall, source: Tensor) -> Operator:
+def _copy_source(call: AtenCall, source: Tensor) -> Operator:
     """Return a copy of ``source`` into the result, which a product is then added to."""
     return map_pointwise(AtenCall("copy", (source,), call.outs), "copy")
 
@@ -202,7 +202,7 @@ def _map_concatenation(call: AtenCall) -> list[Operator]:
     return [describe_pointwise("cat", [t.operand for t in parts], out.operand, out.dtype, layout, extents)]
 
 
-def _reduce(call: AtenCall, function: str) -> Operator:
+def _reduce_rows(call: AtenCall, function: str) -> Operator:
     x = call.inputs[0]
     layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
     axes = next((v for v in call.args if isinstance(v, (list, tuple)) and v), ())
@@ -293,10 +293,10 @@ def _map_embedding_gradient(call: AtenCall) -> list[Operator]:
     grad, index = call.inputs[:2]
     read = 2 * grad.byte + index.byte
     add = Elementwise("scatter_add", grad.numel, dtype=grad.dtype, read=read, write=grad.byte)
-    return [_zeros(call.out), add]
+    return [_make_zeros(call.out), add]
 
 
-def _zeros(tensor: Tensor) -> Operator:
+def _make_zeros(tensor: Tensor) -> Operator:
     return Elementwise("fill", tensor.numel, dtype=tensor.dtype)
 
 
@@ -312,7 +312,7 @@ def _map_scatter(call: AtenCall) -> list[Operator]:
         "scatter_add", max(source.numel, 1), dtype=call.out.dtype, read=2 * source.byte + index_byte,
         write=source.byte,
     )  # fmt: skip
-    return [op] if call.name.endswith("_") else [_copy(call, call.inputs[0]), op]
+    return [op] if call.name.endswith("_") else [_copy_source(call, call.inputs[0]), op]
 
 
 @rule_for("constant_pad_nd", "slice_backward", "select_backward")
@@ -320,7 +320,7 @@ def _map_padding(call: AtenCall) -> list[Operator]:
     """Map a padding: zeros are written, then the part that was taken out is copied in."""
     part = call.inputs[0]
     copy = describe_pointwise("copy", (part.operand,), part.operand, part.dtype, Layout.STRIDED)
-    return [_zeros(call.out), copy]
+    return [_make_zeros(call.out), copy]
 
 
 @rule_for("nll_loss_forward", "nll_loss_backward")
@@ -328,7 +328,7 @@ def _map_loss(call: AtenCall) -> list[Operator]:
     """Map a loss: one element of each row is gathered; the gradient is zeros and one element a row."""
     if call.backward:
         x, target = call.inputs[1:3]
-        return [_zeros(x), Elementwise("copy", target.numel, dtype=x.dtype, read=target.byte)]
+        return [_make_zeros(x), Elementwise("copy", target.numel, dtype=x.dtype, read=target.byte)]
     x, target = call.inputs[:2]
     read = target.numel * (x.dtype.byte + target.dtype.byte)
     return [Elementwise("gather", target.numel, dtype=x.dtype, read=read, write=call.out.byte)]
@@ -345,7 +345,7 @@ def _map_product(call: AtenCall) -> list[Operator]:
     bias = added is not None and added.numel == n
     turned = m > 1 and k > 1 and a.strides[0] == 1 != a.strides[1] and b.strides[-1] == 1
     op = Linear(m, n, k, bias=bias, dtype=call.math_dtype(a), out_dtype=call.product_dtype, turned=turned)
-    return [op] if added is None or bias else [_copy(call, added), op]
+    return [op] if added is None or bias else [_copy_source(call, added), op]
 
 
 @rule_for("bmm", "baddbmm")
@@ -353,7 +353,7 @@ def _map_batched_product(call: AtenCall) -> list[Operator]:
     a, b = call.inputs[-2:]
     (size, m, k), n = a.shape, b.shape[-1]
     op = Bmm(size, m, n, k, dtype=call.math_dtype(a), out_dtype=call.product_dtype)
-    return [_copy(call, call.inputs[0]), op] if len(call.inputs) == 3 else [op]
+    return [_copy_source(call, call.inputs[0]), op] if len(call.inputs) == 3 else [op]
 
 
 @rule_for("_grouped_mm", "grouped_mm")
@@ -410,7 +410,7 @@ def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
     args = (x, weight, grad, stride, padding, dilation, transposed, groups)
     wanted = [direction for direction, asked in zip(("dgrad", "wgrad"), mask, strict=False) if asked]
     ops: list[Operator] = [_describe_convolution(call, *args, direction) for direction in wanted]
-    return [*ops, _reduce(AtenCall("sum", (grad,), (call.outs[-1],)), "sum")] if mask[2] else ops
+    return [*ops, _reduce_rows(AtenCall("sum", (grad,), (call.outs[-1],)), "sum")] if mask[2] else ops
 
 
 def _describe_convolution(

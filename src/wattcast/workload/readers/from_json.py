@@ -117,13 +117,13 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
 def _parse_entry(raw: bytes, where: str) -> Operator | None:
     """Return the operator of an entry, or None for a block."""
     try:
-        return _decode(raw)
+        return _decode_workload(raw)
     except BadInput as error:
         raise type(error)(f"{where}: {error}") from None
 
 
 @lru_cache(maxsize=65536)
-def _decode(raw: bytes) -> Operator | None:
+def _decode_workload(raw: bytes) -> Operator | None:
     head = decode_json(raw, _EntryHead, "op")
     if head.op is None and head.repeat is not None:
         return None
