@@ -146,7 +146,7 @@ def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, row
     ],
 )
 def test_bad_input_is_a_sentence(tmp_path: Path, arguments, said: str, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(unit_work.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     code = main([str(tmp_path / "out") if part == "x" else part for part in arguments])
     assert code != 0
     assert said in capsys.readouterr().err
@@ -180,7 +180,8 @@ wanted = arguments[arguments.index("--metrics") + 1].split(",")
 assert wanted == ["gpu__time_duration.sum", "sm__cycles_elapsed.max", "sm__cycles_elapsed.sum", *wanted[3:]], wanted
 assert all(name.startswith("launch__") for name in wanted[3:])
 assert arguments[arguments.index("--clock-control") + 1] == "none"
-target = arguments[arguments.index("--metrics") + 2 :]
+assert arguments[arguments.index("--profile-from-start") + 1] == "off"
+target = arguments[arguments.index("--profile-from-start") + 2 :]
 code = subprocess.run(target).returncode
 with open(arguments[arguments.index("--log-file") + 1], "w") as stream:
     stream.write('"ID","Kernel Name","gpu__time_duration.sum","sm__cycles_elapsed.max"\\n"","","ns","cycle"\\n')

@@ -41,7 +41,8 @@ def test_fitting_runs_meet_the_goals_of_traffic(records) -> None:
 
 def test_held_out_rows_stay_apart(records) -> None:
     models = {row["model"]: row["held_out"] for row in records.rows}
-    assert {name for name, held in models.items() if not held} == set(FITTING)
+    steps_alone = {"llama-3.1-8b-kv8"}  # no traffic, from which host times are fitted
+    assert {name for name, held in models.items() if not held} == {*FITTING} | steps_alone
     held_loads = {row["load"] for row in records.select_kind("traffic") if row["held_out_load"]}
     assert held_loads == {0.5}
 

@@ -93,7 +93,7 @@ export const onUsePlan = (callback) => { use = callback; };
 
 function sentence(r) {
   const needs = r.gpus > 1 ? `${r.gpus} ${r.gpu}` : `One ${r.gpu}`;
-  const binds = r.binds.startsWith("nothing") ? "and has room to spare" : r.binds === "throughput" ? "where more traffic would pile up" : `where ${r.binds} would be broken first by more traffic`;
+  const binds = r.binds.startsWith("nothing") ? `and ${r.gpus > 1 ? "have" : "has"} room to spare` : r.binds === "throughput" ? "where more traffic would pile up" : `where ${r.binds} would be broken first by more traffic`;
   return `${needs} serve${r.gpus > 1 ? "" : "s"} ${number(state.plan.rate_per_s)} requests a second at ${percent(r.load_share)} of the capacity, ${binds}.`;
 }
 
