@@ -13,6 +13,7 @@ USES = [
     ("third held-out", 25, 22, 22),
     ("fourth held-out", 22, 22, 22),
     ("fifth held-out", 18, 18, 18),
+    ("sixth held-out", 15, 15, 15),
 ]
 WRONG_FIRST = {  # reads that nobody can bring together; a pair that was not measured; advice that was not tried
     "mending": ["gather"],
@@ -21,12 +22,13 @@ WRONG_FIRST = {  # reads that nobody can bring together; a pair that was not mea
     "third held-out": ["nbody", "reduce", "normals"],
     "fourth held-out": [],
     "fifth held-out": ["palette"],
+    "sixth held-out": [],
 }
 
 
 @pytest.mark.parametrize(("use", "pairs", "signs", "near"), USES)
 def test_changes_come_out_as_measured(use: str, pairs: int, signs: int, near: int) -> None:
-    """These pairs have been looked at: a fall below these counts is a regression, and no new proof."""
+    """A fall below these counts is a regression; today's version is blind to the sixth set alone."""
     found, firsts, _ = judge_pairs(use)
     assert len(found) == pairs
     assert sum(p["sign"] for p in found) >= signs
