@@ -61,9 +61,11 @@ def made(controller: Harmonia, applications: tuple[str, ...]) -> Iterator[tuple[
             state, _ = controller.step(state, seen)
 
 
-@pytest.mark.parametrize(("cap_w", "most"), [(None, 4_000), (150.0, 7_300), (180.0, 6_500)])
-def test_no_decision_runs_more_than_a_few_thousand_bytecodes(cap_w: float | None, most: int) -> None:
-    """Trades between two knobs are looked for in decisions of their own: at 150 W some ran 9,900 before that."""
+@pytest.mark.parametrize(
+    ("cap_w", "most", "usual"), [(None, 4_000, 1_000), (150.0, 5_900, 3_700), (180.0, 6_400, 1_000)]
+)
+def test_no_decision_runs_more_than_a_few_thousand_bytecodes(cap_w: float | None, most: int, usual: int) -> None:
+    """Trades are looked for in decisions of their own, one knob at a time: at 150 W some ran 9,900 before that."""
     tables = hd7970.load_tables()
     controller = Harmonia(
         tables.lattice, tables.default, Objective(cap_w=cap_w), load_shipped_model("hd7970_simulated")
@@ -73,7 +75,7 @@ def test_no_decision_runs_more_than_a_few_thousand_bytecodes(cap_w: float | None
         found = bytecodes(lambda s=state, o=seen: controller.step(s, o))  # type: ignore[misc]
         costs.append(sum(found.values()))
     assert max(costs) < most
-    assert np.median(costs) < 2_000  # most decisions leave a settled kernel alone
+    assert np.median(costs) < usual  # most decisions leave a settled kernel alone, but at 150 W they search
 
 
 def test_a_decision_predicts_nothing_and_solves_nothing() -> None:

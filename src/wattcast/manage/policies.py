@@ -55,6 +55,7 @@ class PhaseMemory(NamedTuple):
     rest: int = 0  # runs to stay before the memory is looked at again
     odd: int = 0  # surprises in a row
     bad: int = 0  # unusable observations in a row
+    turn: int = 0  # of the knobs whose trades are looked for, as in ``SearchMove``
 
 
 class ControllerState(NamedTuple):
@@ -128,11 +129,12 @@ class Harmonia:
         else:
             move = self._choose_move(memory, runs)
             rest = 0 if move.why == TRADING else tuning.rest
-        _, _, _, beliefs, bins, target, _, _, _, odd, _ = memory
+        _, _, _, beliefs, bins, target, _, _, _, odd, _, _ = memory
         if move.why in (STEP, TRADING):
             target = None  # a coarse step that the cap refused until now is not looked at again
-        here = observation.settings
-        memory = PhaseMemory(move.settings, move.why, runs, beliefs, bins, target, here, move.settled, rest, odd)
+        to, settled, why, turn = move
+        last = observation.settings
+        memory = PhaseMemory(to, why, runs, beliefs, bins, target, last, settled, rest, odd, 0, turn)
         return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
     def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
@@ -198,7 +200,7 @@ class Harmonia:
 
     def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
         if self.fine:
-            return choose_next_move(self.problem, runs, memory.beliefs, memory.target, memory.why, memory.settled)
+            return choose_next_move(self.problem, runs, memory.beliefs, memory.target, memory.turn, memory.settled)
         if memory.beliefs is not None:
             return SearchMove(memory.target or self.default, True, "coarse")
         view = SearchView(self.problem, runs, None, check_cap=False)

@@ -32,13 +32,13 @@ class SettingRecord(NamedTuple):
 class KnobHistory(NamedTuple):
     """List the levels of one knob that were tried, by the levels of all other knobs.
 
-    Under a cap it also keeps how fast log power rises with the log level between neighbours on any line.
+    Under a cap it also keeps the exponents by which ``PowerCapCheck`` estimates power, from neighbours on any line.
     """
 
     levels: Mapping[Settings, tuple[int, ...]]
     pairs: Mapping[Settings, tuple[int, ...]]  # lines with two levels or more
-    steepest: float = -math.inf
-    flattest: float = math.inf
+    up: float = 0.0
+    down: float = math.inf
 
 
 class RunMemory(NamedTuple):
@@ -134,7 +134,7 @@ def _note_setting(
     """Return the histories with a setting that is new or whose power changed."""
     found = []
     for i, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
-        levels, pairs, steepest, flattest = history
+        levels, pairs, up, down = history
         ahead, level, behind = settings[:i], settings[i], settings[i + 1 :]
         others = ahead + behind
         line = levels.get(others, ())
@@ -147,8 +147,9 @@ def _note_setting(
             logs, power, at = log_levels[i], seen[settings].log_power, line.index(level)
             for near in (*line[max(at - 1, 0) : at], *line[at + 1 : at + 2]):
                 slope = (seen[(*ahead, near, *behind)].log_power - power) / (logs[near] - logs[level])
-                steepest, flattest = max(steepest, slope), min(flattest, slope)
-        found.append(KnobHistory(levels, pairs, steepest, flattest))
+                rise = max(slope, 0.0)
+                up, down = max(up, STEEPER_RISE * rise + LEAST_EXPONENT), min(down, FALL_CREDIT * rise)
+        found.append(KnobHistory(levels, pairs, up, down))
     return tuple(found)
 
 
@@ -231,11 +232,8 @@ class PowerCapCheck:
 
     def __init__(self, tables: CapTables, memory: RunMemory, log_cap: float) -> None:
         self._tables, self._seen, self._log_cap = tables, memory.seen, log_cap
-        self._exponents = list(tables.exponents)  # by knob: going up, going down
-        for which, (_, pairs, steepest, flattest) in enumerate(memory.knobs):
-            if pairs:
-                up, down = STEEPER_RISE * max(steepest, 0.0) + LEAST_EXPONENT, FALL_CREDIT * max(flattest, 0.0)
-                self._exponents[which] = up, down
+        # By knob: going up, going down.
+        self._exponents = [h[2:] if h.pairs else e for h, e in zip(memory.knobs, tables.exponents, strict=True)]
         self._log_powers: list[float] = []
         self._levels: list[Settings] = []  # by knob: the level of every run setting
         self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level

@@ -19,7 +19,7 @@ from wattcast.manage.sensitivity_model import LOW_EDGE
 
 LEAST_ELASTICITY = 0.05
 STEP = "fine"
-TRADING = "trade"  # the reason of a run after which trades between two knobs are looked for
+TRADING = "trade"  # the reason of a run after which trades of one knob for others are looked for
 MOST_TRADED = 3  # levels one knob may go down for one level of another
 
 
@@ -29,6 +29,7 @@ class SearchMove(NamedTuple):
     settings: Settings
     settled: bool
     why: str
+    turn: int = 0  # of the free knobs, the one whose trades the next decision looks for; 0 is none
 
 
 class FineStep(NamedTuple):
@@ -45,14 +46,14 @@ def choose_next_move(
     memory: RunMemory,
     beliefs: SensitivityBeliefs | None,
     target: Settings | None,
-    why: str = "start",
+    turn: int = 0,
     settled: bool = False,
 ) -> SearchMove:
     """Choose the settings of the next run.
 
     ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the coarse step. Under a
-    cap, when no step of one knob is left, a decision of its own looks for trades between two; ``why`` and ``settled``
-    are those of the move before.
+    cap, when no step of one knob is left, decisions of their own look for trades between two, for one knob after
+    another; ``turn`` and ``settled`` are those of the move before.
     """
     seen = memory.seen
     if not seen:
@@ -72,16 +73,19 @@ def choose_next_move(
         return SearchMove(found, False, "bound")
     if (found := _choose_rival(view, problem.tuning.quick_runs)) is not None:
         return SearchMove(found, False, "again")
-    if why != TRADING:
+    if turn == 0:
         steps, smallest = _list_steps(view)
         if (found := _choose_fine_step(view, steps)) is not None:
             return SearchMove(found, False, STEP)
         if (found := _choose_smallest_step(view, smallest)) is not None:
             return SearchMove(found, False, STEP)
-        if problem.objective.cap_w is not None:
-            return SearchMove(view.best, settled, TRADING)
-    elif (found := _trade_knobs(view)) is not None:
-        return SearchMove(found, False, STEP)
+        if problem.objective.cap_w is not None and not settled:
+            return SearchMove(view.best, False, TRADING, 1)
+    else:
+        if (found := _trade_knob(view, problem.turns[turn - 1])) is not None:
+            return SearchMove(found, False, STEP)
+        if turn < len(problem.turns):
+            return SearchMove(view.best, False, TRADING, turn + 1)
     if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
         return SearchMove(found, False, "again")
     # Settle on the best setting once it is surely better than the default; until then, run both in turn
@@ -239,10 +243,8 @@ def _choose_fine_step(view: SearchView, steps: list[FineStep]) -> Settings | Non
 
 
 def _keeps_cap(view: SearchView, step: FineStep) -> bool:
-    """Tell whether a step keeps to the cap; downwards from a setting that does, it always does."""
-    if step.to < view.best[step.which] and not view.over_cap:
-        return True
-    return view.permits(view.lines[step.which].along[step.to])
+    """Tell whether a step from the best setting keeps to the cap; downwards from one that does, it always does."""
+    return step.to <= view.highest_level(step.which) or (step.to < view.best[step.which] and not view.over_cap)
 
 
 def _choose_smallest_step(view: SearchView, smallest: list[tuple[int, int]]) -> Settings | None:
@@ -256,34 +258,28 @@ def _choose_smallest_step(view: SearchView, smallest: list[tuple[int, int]]) -> 
     return None
 
 
-def _trade_knobs(view: SearchView) -> Settings | None:
-    """Lower one knob under a cap, by as little as makes room, to raise another, when both together promise a gain.
+def _trade_knob(view: SearchView, which: int) -> Settings | None:
+    """Raise a knob under a cap where other runs than the best say that there is room, or lower it for another's rise.
 
-    A knob whose fall was never measured is lowered alone first, because its power says how much room there is.
+    It is lowered by as little as makes room, when fall and rise together promise a gain. A knob whose fall was never
+    measured is lowered alone first, because its power says how much room there is.
     """
-    best, seen, turns, least = view.best, view.seen, view.problem.turns, -view.problem.tuning.worth
-    rises = sorted([(_estimate_change(view, up, best[up] + 1), up) for up in turns if best[up] < view.tops[up]])
-    if not rises:
-        return None
-    offers: list[tuple[float, Settings]] = []
-    for down in turns:
-        here, logs = best[down], view.problem.log_levels[down]
-        if here == 0:
-            continue
-        known, along = view.neighbours(down)[0] is not None, view.lines[down].along
-        slope = _estimate_change(view, down, here - 1) / (logs[here] - logs[here - 1])
-        lowest = max(here - MOST_TRADED, 0)
-        if rises[0][0] + slope * (logs[here] - logs[lowest if slope < 0.0 else here - 1]) >= least:
-            continue  # not even the best rise for the best fall
-        for to in range(here - 1, lowest - 1, -1):
+    best, seen, least = view.best, view.seen, -view.problem.tuning.worth
+    here, logs, along = best[which], view.problem.log_levels[which], view.lines[which].along
+    raised = [up for up in view.problem.turns if best[up] < view.tops[up]]
+    rises = sorted([(_estimate_change(view, up, best[up] + 1), up) for up in raised])
+    offers = [(rise, along[here + 1]) for rise, up in rises if up == which and rise < least]
+    if here > 0:
+        known = view.neighbours(which)[0] is not None
+        slope = _estimate_change(view, which, here - 1) / (logs[here] - logs[here - 1])
+        for to in range(here - 1, max(here - MOST_TRADED, 0) - 1, -1):
             fall = slope * (logs[here] - logs[to])
             for rise, up in rises:
                 if rise + fall >= least:
                     break
-                if up != down and (traded := move_knob(along[to], up, best[up] + 1)) not in seen:
+                if up != which and (traded := move_knob(along[to], up, best[up] + 1)) not in seen:
                     offers.append((rise + fall, traded if known else along[here - 1]))
-    wanted = (to for _, to in sorted(offers) if to not in seen)
-    return next((to for to in wanted if view.permits(to)), None)
+    return next((to for _, to in sorted(offers) if to not in seen and view.permits(to)), None)
 
 
 def _estimate_change(view: SearchView, which: int, to: int) -> float:
