@@ -181,6 +181,8 @@ def test_a_simulators_log_gives_kernels_as_differences(verb, chip: list[str], tm
     assert [k["name"] for k in plain["kernels"]] == ["one", "two"]
     assert "SPP" in plain["parts_lost"]
     assert "no counter shows" in notes
+    code, _, said = verb("lab", "power-trace", str(log), *chip, "--follow", "3s", "--out", str(tmp_path / "p"))
+    assert (code, "--follow: expected a metric trace" in said) == (2, True)  # was ignored, or read as a broken trace
     log.write_text("gpu_sim_cycle = 3\n")
     with pytest.raises(BadInput, match="kernel_name"):
         read_accelsim(log, 1e9)

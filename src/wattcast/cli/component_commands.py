@@ -112,7 +112,9 @@ def power_trace(
     )
     source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
     if source is CounterSource.AUTO:
-        source = CounterSource.TRACE if follow else find_source(trace)
+        source = find_source(trace)
+    if follow and source is not CounterSource.TRACE:
+        raise bad_value("--follow", "a metric trace, which grows row by row", f"{trace.name} ({source})", "Leave it out.")
     if source is not CounterSource.TRACE:
         kernels_found = compute_kernel_power(request, source)
         if json:
