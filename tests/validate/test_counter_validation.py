@@ -189,6 +189,10 @@ def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
     said = json.loads(out)
     assert said["leaning"] == fit.leaning
     assert {what: error for what, _, error in said["errors"]}["never trained on, multimedia"] <= 3.0
+    others = {kind: errors["never trained on, multimedia"] for kind, errors in said["other_kinds"].items()}
+    assert others["rate"] == pytest.approx(5.1, abs=0.1)  # docs/method/counters.md: figure 1 of the paper on the H200
+    assert others["switched_capacitance"] == pytest.approx(37.4, abs=0.1)
+    assert others["hybrid_rail"] == pytest.approx(5.8, abs=0.1)
     assert power_model.load_saved_model(model).model.to_plain()["base_w"] == pytest.approx(fit.model.base_w, rel=1e-9)
     assert {path.stem for path in figures.glob("*.png")} == set(make_rails_figures(fit))
     code, out = run("lab", "fit", "counters", str(table), "--columns", "h200")

@@ -499,9 +499,11 @@ def _print_rails(env: Environment, result: RailsFit) -> None:
             f"{c.vif:.1f}" if c.vif else "-",
         )
     console.print(costs)
-    errors = new_table("rows", "n", "error, %", title="Error of the total")
+    others = plain["other_kinds"]
+    errors = new_table("rows", "n", "two rails", *(kind.split("_")[0] for kind in others), title="Error, %")
     for what, n, error in plain["errors"]:
-        errors.add_row(what, str(n), f"{error:.2f}")
+        cells = (error, *(found.get(what) for found in others.values()))
+        errors.add_row(what, str(n), *("-" if cell is None else f"{cell:.2f}" for cell in cells))
     console.print(errors)
     tested = new_table("row not trained on", "measured, W", "predicted, W", "%", title="Test rows")
     for row in plain["test"]:

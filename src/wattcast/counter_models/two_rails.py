@@ -55,6 +55,7 @@ from wattcast.power.power_model import SavedModel
 LEANINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
 REWEIGHTING_STEPS = 25  # of reweighting
 SAME_VOLTAGE = 1e-3  # a point of V(f) this close to the line between its neighbours is not kept
+SAME_COUNT = 1.0 - 1e-9  # cosine of two columns that count the same
 FOLDS = 8
 
 
@@ -265,6 +266,20 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     return RailsFit(table, design, costs, model, chosen, trials, *predictions, tuple(found), number, words)
 
 
+def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
+    """Return watts of all rows by every other kind of model, fitted to the total of the same training rows.
+
+    Counts that repeat those of a rail measured apart are left out, since one total cannot tell their costs apart.
+    """
+    measured = [i for i, p in enumerate(table.predictors) if p.rail in table.rail_w]
+    unit = table.occurrence / np.maximum(np.linalg.norm(table.occurrence, axis=0), np.finfo(float).tiny)
+    repeats = (unit.T @ unit[:, measured] > SAME_COUNT).any(axis=1)
+    repeats[measured] = False
+    bench = FitWorkbench({"": replace(_keep_events(table, np.flatnonzero(~repeats).tolist()), rail_w={})})
+    settings, train = replace(bench.start(), tied=False, strength=0.0), table.split_benchmarks()[0]
+    return {str(kind): bench.predict(bench.fit(kind, settings, train)) for kind in CounterModelKind}
+
+
 def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
     """Return the table's rows as activity of one second each, for a power model that needs ``names``."""
     column = {p.event: i for i, p in enumerate(table.predictors)}
@@ -341,6 +356,8 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
         "the same, at the top clock": (result.train & default, True),
         **{f"never trained on, {name}": (test & (group == name), False) for name in table.test},
     }
+    others = predict_by_kinds(table)
+    off = {kind: 100.0 * np.abs(found_w / table.power_w - 1.0) for kind, found_w in others.items()}
     return {
         "leaning": result.leaning,
         "trials": {f"{lean:g}": error for lean, error in result.trials.items()},
@@ -349,6 +366,10 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
             for what, (rows, held) in sets.items()
             if rows.any()
         ],
+        "other_kinds": {
+            kind: {what: float(error[rows].mean()) for what, (rows, held) in sets.items() if rows.any() and not held}
+            for kind, error in off.items()
+        },
         "base_w": result.model.base_w,
         "costs": [
             {name: getattr(c, name) for name in ("name", "value", "standard_error", "largest_w", "vif")}
