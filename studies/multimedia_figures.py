@@ -1,18 +1,19 @@
 """Draw the H200's multimedia workloads by the two-rail counter model, like figures 8 and 13 of Stokke 2016.
 
-Run: ``wattcast lab fit counters --rails --figures FOLDER`` in the repository draws them beside the fit's own.
+Run: ``wattcast lab fit counters h200.csv --columns h200 --figures FOLDER`` in the repository draws them with its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.counter_models.two_rails import RailsFit, table_activity
-from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, add_caption, new_axes
+from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, FigureMaker, add_caption, new_axes
 from wattcast.validate.power_checks import AT_RATE
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ PART_COLOURS = (  # of the modules, and two more of the series for the pipes tha
 DCT_ROWS = tuple(f"dct_{kind}{AT_RATE}" for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached"))
 
 
-def draw_figures(fit: RailsFit, source: str) -> dict[str, Figure]:
-    """Draw what the rows that were never trained on allow, by file name; ``source`` stands in the captions."""
-    rows, figures = _find_test_rows(fit), {}
+def make_figures(fit: RailsFit, source: str) -> dict[str, FigureMaker]:
+    """Return makers of what the rows never trained on allow, by file name; ``source`` stands in the captions."""
+    rows = _find_test_rows(fit)
+    figures: dict[str, FigureMaker] = {}
     if rows:
-        figures["counters-rails-multimedia"] = draw_multimedia_power(fit, source)
+        figures["counters-rails-multimedia"] = partial(draw_multimedia_power, fit, source)
     if set(rows).issuperset(DCT_ROWS):
-        figures["counters-rails-dct"] = draw_dct_power(fit, source)
+        figures["counters-rails-dct"] = partial(draw_dct_power, fit, source)
     return figures
 
 

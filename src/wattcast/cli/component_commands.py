@@ -114,7 +114,7 @@ def power_trace(
     if source is CounterSource.AUTO:
         source = find_source(trace)
     if follow and source is not CounterSource.TRACE:
-        raise bad_value("--follow", "a metric trace, which grows row by row", f"{trace.name} ({source})", "Leave it out.")
+        raise bad_value("--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out.")
     if source is not CounterSource.TRACE:
         kernels_found = compute_kernel_power(request, source)
         if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,6 @@ from wattcast.cli.shared_options import (
 )
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.units import parse, show
-from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.two_rails import (
     RailsFit,
     fit_rails,
@@ -32,6 +32,7 @@ from wattcast.counter_models.two_rails import (
 
 if TYPE_CHECKING:
     from wattcast.counter_models.counter_fit import CounterFit
+    from wattcast.counter_models.fit_diagnostics import FittedCost
     from wattcast.fit.calibration import Calibration
     from wattcast.fit.table_fit import TableCalibration
 
@@ -391,7 +392,18 @@ def fit_counters_command(
                 "some",
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
-        fit_two_rails(env, next(iter(tables.values())), name or table.stem, device, out, drawn.figures, json)
+        rails = fit_rails(next(iter(tables.values())))
+        if out is not None:
+            save_model(make_saved_rails(rails, name or table.stem, device), out)
+            env.say(f"model saved: {out}")
+        if drawn.any:
+            from wattcast.counter_models.counter_figures import make_rails_figures
+
+            drawn.save(env, make_rails_figures(rails, device))
+        if json:
+            env.json(rails_fit_to_plain(rails))
+        else:
+            _print_rails(env, rails)
         return
     programs = read_applications(predict) if predict is not None else None
     watts = read_measured_programs(measured) if measured is not None else None
@@ -434,13 +446,8 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
         for row in tested.summarise(main.model):
             each.add_row(row[0], str(row[1]), *(f"{value:.1f}" for value in row[2:]))
         console.print(each)
-    costs = new_table(
-        "cost", "value", "95 % interval", "at largest, W", "VIF", title=f"Costs of the {main.model} model"
-    )
-    for c in main.diagnosis.coefficients:
-        interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
-        costs.add_row(c.name, f"{c.value:.4g}", interval, f"{c.largest_w:.1f}", f"{c.vif:.1f}" if c.vif else "-")
-    console.print(costs)
+    shown = [f"{c.value:.4g}" for c in main.diagnosis.coefficients]
+    _print_costs(env, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
     for rail in (rail for rail in result.rails if rail.clock_hz.size > 1):
         curve = ", ".join(f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True))
         console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}", highlight=False)
@@ -461,44 +468,22 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
         console.print(f"  - {words}", style="dim", highlight=False, markup=False)
 
 
-def fit_two_rails(
-    env: Environment, table: CounterTable, name: str, device: str, out: Path | None, figures: Path | None, json: bool
-) -> None:
-    """Fit a model of two rails; save, draw and print it."""
-    from wattcast.power.power_model import save_model
+def _print_costs(env: Environment, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
+    from wattcast.report.text_tables import new_table
 
-    result = fit_rails(table)
-    if out is not None:
-        save_model(make_saved_rails(result, name, device), out)
-        env.say(f"model saved: {out}")
-    if figures is not None:
-        from wattcast.counter_models.counter_figures import make_rails_figures
-        from wattcast.report.figure_style import save_figure
-
-        for title, figure in make_rails_figures(result, device).items():
-            save_figure(figure, figures / f"{title}.png")
-            env.say(f"figure saved: {figures / f'{title}.png'}")
-    if json:
-        env.json(rails_fit_to_plain(result))
-        return
-    _print_rails(env, result)
+    table = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title=title)
+    for c, value in zip(costs, shown, strict=True):
+        interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
+        table.add_row(c.name, value, interval, f"{c.largest_w:.1f}", f"{c.vif:.1f}" if c.vif else "-")
+    env.console().print(table)
 
 
 def _print_rails(env: Environment, result: RailsFit) -> None:
     from wattcast.report.text_tables import new_table
 
     console, plain = env.console(), rails_fit_to_plain(result)
-    costs = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title="Costs at relative voltage 1")
-    for c in result.coefficients:
-        interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
-        costs.add_row(
-            c.name,
-            format_event_cost(c.name, c.value),
-            interval,
-            f"{c.largest_w:.1f}",
-            f"{c.vif:.1f}" if c.vif else "-",
-        )
-    console.print(costs)
+    shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
+    _print_costs(env, "Costs at relative voltage 1", result.coefficients, shown)
     others = plain["other_kinds"]
     errors = new_table("rows", "n", "two rails", *(kind.split("_")[0] for kind in others), title="Error, %")
     for what, n, error in plain["errors"]:

@@ -199,17 +199,16 @@ def _choose_colour(index: int) -> str:
     return PART_CYCLE[index % len(PART_CYCLE)]
 
 
-def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, Figure]:
-    """Draw every figure that a fit can show, by file name; ``device`` is named in the captions."""
-    figures = {
-        "counters-rails-errors": draw_rails_errors(fit, device),
-        "counters-rails-costs": _draw_costs(
-            [c for c in fit.coefficients if c.value > 0], f"{describe_source(fit, device)}; bars 95 %"
-        ),
+def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, FigureMaker]:
+    """Return a maker of every figure that a fit can show, by file name; ``device`` is named in the captions."""
+    shown, source = [c for c in fit.coefficients if c.value > 0], describe_source(fit, device)
+    figures: dict[str, FigureMaker] = {
+        "counters-rails-errors": partial(draw_rails_errors, fit, device),
+        "counters-rails-costs": partial(_draw_costs, shown, f"{source}; bars 95 %"),
     }
     study = load_study("multimedia_figures")
     if study is not None:  # the workloads of the H200's own table
-        figures |= study.draw_figures(fit, describe_source(fit, device))
+        figures |= study.make_figures(fit, source)
     return figures
 
 
