@@ -109,6 +109,20 @@ def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, 
         run(files[0], *options)
 
 
+def test_microbenchmarks_of_one_group_train_and_programs_of_another_test(tmp_path: Path) -> None:
+    """The paper's protocol was refused: with one group to train on, no group can be held out, benchmarks can."""
+    rows = [f"k{n},micro,{100 + 20 * n},{1 + n}e9" for n in range(5)] + ["p,programs,240,7e9"]
+    (tmp_path / "t.csv").write_text("\n".join(["kernel,kind,watts,ops", *rows]) + "\n")
+    clocks = "clock: 1000 MHz\nmemory_clock: 850 MHz\ndefault: {clock: 1000 MHz, memory_clock: 850 MHz}\n"
+    columns = "benchmark: kernel\ngroup: {column: kind}\npower: {column: watts, unit: W}\n" + clocks
+    columns += "test: [programs]\nevents: {executed_warp: {column: ops, rate: true}}\n"
+    (tmp_path / "map.yaml").write_text(columns)
+    argv = (tmp_path / "t.csv", "--columns", tmp_path / "map.yaml", "--model", "rate", "--no-advice", "--json")
+    (model,) = json.loads(run(*argv)[0])["models"]
+    assert model["test_mape"] == pytest.approx(100.0 * (1.0 - 220.0 / 240.0))
+    assert "group" not in model["held_out"]
+
+
 def test_the_saved_model_is_readable_and_predicts(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     out, _ = run(

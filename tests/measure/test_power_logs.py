@@ -66,11 +66,12 @@ def test_dcgm_prints_its_heading_again_and_again(tmp_path: Path) -> None:
     [
         (JTOP, "Power TOT", 5.0, 0.5),
         ("Time (s);Power (W)\n0.0;10\n2.0;30\n", "Power (W)", 20.0, 2.0),
+        ("time,watts\n0,10\n2,30\n", "watts", 20.0, 2.0),
         ("timestamp_ms,power_mw\n0,1000\n500,3000\n", "power_mw", 2.0, 0.5),
         ("time,in1_input,curr1_input\n0,5000,400\n1,5000,400\n", "in1_input · curr1_input", 2.0, 1.0),
         ("Voltage (V),Current (A)\n12,2\n12,2\n", "Voltage (V) · Current (A)", 24.0, 1.0),
     ],
-    ids=["jtop", "meter", "meter in milliwatts", "INA3221", "volts and amperes"],
+    ids=["jtop", "meter", "a unit alone", "meter in milliwatts", "INA3221", "volts and amperes"],
 )
 def test_tables(tmp_path: Path, text: str, rail: str, power_w: float, duration_s: float) -> None:
     found = read_power_log(write(tmp_path, text)).summarise()[rail]

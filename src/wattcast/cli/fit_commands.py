@@ -20,7 +20,7 @@ from wattcast.cli.shared_options import (
     option,
     takes_options,
 )
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import BadInput, bad_value, resolve_name
 from wattcast.core.units import parse, show
 from wattcast.counter_models.two_rails import (
     RailsFit,
@@ -359,8 +359,7 @@ def fit_counters_command(
 
     env: Environment = ctx.obj
     drawn = FigureOptions(*(options[name] for name in FIGURES))
-    if form not in TABLE_FORMS:
-        raise unknown_name("form", form, TABLE_FORMS, f"Known: {', '.join(TABLE_FORMS)}.")
+    form = resolve_name("form", form, TABLE_FORMS)
     if form == "table" and columns is None:
         raise bad_value("--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool.")
     if predict is not None and not ((json or measured) and form == "gpmtool"):
@@ -368,21 +367,10 @@ def fit_counters_command(
         raise bad_value("--predict", wanted, f"--form {form}" + (" --json" if json else ""))
     if measured is not None and predict is None:
         raise bad_value("--measured", "--predict FILE beside it, with the programs' utilisations", "none")
-    if estimator not in tuple(CostEstimator):
-        raise unknown_name("estimator", estimator, CostEstimator, f"Known: {', '.join(CostEstimator)}.")
-    kinds = tuple(model) if model else tuple(CounterModelKind)
-    for kind in kinds:
-        if kind not in tuple(CounterModelKind):
-            raise unknown_name("model", kind, CounterModelKind, f"Known: {', '.join(CounterModelKind)}.")
+    by = CostEstimator(resolve_name("estimator", estimator, list(CostEstimator)))
+    kinds = tuple(CounterModelKind(resolve_name("model kind", kind, list(CounterModelKind))) for kind in model or [])
     offset_hz = tuple(parse(text, "Hz", "--offset") for text in offset or ())
-    asked = CounterFitOptions(
-        CostEstimator(estimator),
-        tuple(CounterModelKind(kind) for kind in kinds),
-        folds,
-        clusters,
-        advice,
-        offset_hz=offset_hz,
-    )
+    asked = CounterFitOptions(by, kinds or tuple(CounterModelKind), folds, clusters, advice, offset_hz=offset_hz)
     tables = read_counter_tables(table, form, columns)
     if next(iter(tables.values())).rail_w:
         if estimator != "nnls" or model or folds or clusters or offset:

@@ -131,6 +131,7 @@ def resolve_name(kind: str, found: str, known: Iterable[str], aliases: Mapping[s
     table = {fold_name(name): name for name in names} | {fold_name(a): n for a, n in (aliases or {}).items()}
     if (name := table.get(fold_name(found))) is not None:
         return name
-    command = {"node": "gpus nodes"}.get(kind, f"{kind}s")
+    if (command := {"node": "gpus nodes", "gpu": "gpus", "model": "models"}.get(kind)) is None:
+        raise unknown_name(kind, found, names, f"Known: {', '.join(names)}.")
     own = {"model": " A Hugging Face id or a config.json works too.", "gpu": " A YAML file of your own works too."}
     raise unknown_name(kind, found, names, f"`wattcast {command}` lists all {len(names)}.{own.get(kind, '')}")

@@ -218,7 +218,7 @@ def _fit_kind(
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
     labels = {"benchmark": np.arange(table.benchmarks)}
-    if "group" in how.hold and np.unique(table.group).size < table.benchmarks:
+    if "group" in how.hold and 1 < np.unique(table.group).size < table.benchmarks:
         labels["group"] = table.group
     if "cluster" in how.hold and 2 <= count < table.benchmarks:
         labels["cluster"] = model_selection.cluster_benchmarks(table.features(), count)

@@ -356,20 +356,14 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
         "the same, at the top clock": (result.train & default, True),
         **{f"never trained on, {name}": (test & (group == name), False) for name in table.test},
     }
-    others = predict_by_kinds(table)
-    off = {kind: 100.0 * np.abs(found_w / table.power_w - 1.0) for kind, found_w in others.items()}
+    sets = {what: (rows, held) for what, (rows, held) in sets.items() if rows.any()}
+    seen = {what: rows for what, (rows, held) in sets.items() if not held}
+    off = {kind: 100.0 * np.abs(w / table.power_w - 1.0) for kind, w in predict_by_kinds(table).items()}
     return {
         "leaning": result.leaning,
         "trials": {f"{lean:g}": error for lean, error in result.trials.items()},
-        "errors": [
-            (what, int(rows.sum()), result.error_percent(rows, held))
-            for what, (rows, held) in sets.items()
-            if rows.any()
-        ],
-        "other_kinds": {
-            kind: {what: float(error[rows].mean()) for what, (rows, held) in sets.items() if rows.any() and not held}
-            for kind, error in off.items()
-        },
+        "errors": [(what, int(r.sum()), result.error_percent(r, held)) for what, (r, held) in sets.items()],
+        "other_kinds": {k: {what: float(e[r].mean()) for what, r in seen.items()} for k, e in off.items()},
         "base_w": result.model.base_w,
         "costs": [
             {name: getattr(c, name) for name in ("name", "value", "standard_error", "largest_w", "vif")}

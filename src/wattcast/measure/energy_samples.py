@@ -46,7 +46,7 @@ MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, LAST_ERROR, RESETS, PROCESSOR_NS, Q
 STARTING, SAMPLING, LOST, STOPPED = range(4)
 _RAIL = re.compile(r"\b([A-Z]\w*) (\d+)(?:mW)?/\d+(?:mW)?(?=\s|$)")
 _STAMP = re.compile(r"^(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d) ")
-_UNIT = re.compile(r"[\s_(\[](mW|W|mV|V|mA|A|milliwatts?|watts?)[)\]]?$", re.IGNORECASE)
+_UNIT = re.compile(r"(?:^|[\s_(\[])(mW|W|mV|V|mA|A|milliwatts?|watts?)[)\]]?$", re.IGNORECASE)
 _UNITS = {  # of a heading: quantity, factor to its SI unit
     **{"mw": ("power", 1e-3), "w": ("power", 1.0), "mv": ("voltage", 1e-3), "v": ("voltage", 1.0)},
     **{"ma": ("current", 1e-3), "a": ("current", 1.0)},
