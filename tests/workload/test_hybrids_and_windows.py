@@ -184,6 +184,15 @@ def test_encoders_of_pictures_are_read_as_the_catalogue_has_them() -> None:
         "intermediate_size": 4304, "patch_size": 14, "image_size": 378,
     }  # fmt: skip
     assert convert_config(siglip, "config.json").dims == load_model("siglip-so400m").dims
+    assert convert_config({"model_type": "clip"}, "config.json").dims == load_model("clip-base").dims  # defaults
+    seen = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
+    said = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    clip = {"model_type": "clip", "projection_dim": 768, "vision_config": seen, "text_config": said}
+    assert convert_config(clip, "config.json").dims == load_model("clip-large").dims
+    with pytest.raises(BadInput, match=r"vision_config.patch_size: expected a whole number"):
+        convert_config(clip | {"vision_config": {"patch_size": 0}}, "config.json")
+    with pytest.raises(BadInput, match="text_config: expected an object"):
+        convert_config(clip | {"text_config": 5}, "config.json")
 
 
 @pytest.mark.parametrize(("layers", "hidden", "width"), [(16, 2048, 8192), (4, 1024, 4608)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import wattcast
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
 from wattcast.workload.build_model import count_parameters
@@ -37,6 +38,7 @@ WEIGHTS = {
     "opt-1.3b": 1_315_758_080,
     "opt-6.7b": 6_658_473_984,
     "opt-30b": 29_974_540_288,
+    "nemotron-h-8b": 8_100_852_736,
     "phi-2": 2_779_683_840,
     "phi-3-mini": 3_821_079_552,
     "qwen2-1.5b": 1_543_714_304,
@@ -62,6 +64,7 @@ WEIGHTS = {
     "wan2.1-1.3b": 1_418_996_800,
     "whisper-small": 241_734_912,
     "whisper-large-v3": 1_543_490_560,
+    "xlm-roberta-base": 278_043_648,
 }
 # Billions of weights that the makers publish, as commonly quoted (written down from memory), of the language part.
 PUBLISHED = {
@@ -95,6 +98,13 @@ PUBLISHED = {
     "smollm3-3b": 3.08,
     "exaone-4.0-32b": 32.0,
     "mamba-codestral-7b": 7.29,
+    "falcon-h1-7b": 7.59,
+    "olmo-2-7b": 7.3,
+    "olmo-2-13b": 13.7,
+    "phi-4-multimodal": 3.8,
+    "command-r7b": 8.03,
+    "qwen2.5-vl-7b": 7.62,
+    "xlm-roberta-large": 0.56,
 }
 PROMISED = (
     "bert-base bert-large gpt2 gpt2-medium gpt2-large gpt2-xl opt-1.3b opt-6.7b opt-30b qwen2-1.5b qwen2-7b qwen3-8b "
@@ -121,11 +131,20 @@ def test_a_model_has_about_its_published_weights(name: str) -> None:
         ("deepseek-r1", "deepseek-v3", 163840),
         ("openai/gpt-oss-120b", "gpt-oss-120b", 131072),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", 131072),
+        ("falcon-h1", "falcon-h1-7b", 262144),
+        ("nemotron-h", "nemotron-h-8b", 8192),
+        ("xlm-roberta", "xlm-roberta-base", 514),
     ],
 )
 def test_common_checkpoints_have_names(said: str, name: str, positions: int) -> None:
     model = model_catalogue.load_model(said)
     assert (model.name, model.dims.max_positions) == (name, positions)
+
+
+def test_roberta_counts_positions_from_two() -> None:
+    """Its table of 514 positions holds 512 tokens; 513 were taken without a word."""
+    said = [wattcast.predict("xlm-roberta", "h200", seq=seq).assumptions for seq in (512, 513)]
+    assert ["513 positions are more than the 512 this model was made for" in words for words in said] == [False, True]
 
 
 def test_all_promised_names_are_there_with_a_source() -> None:

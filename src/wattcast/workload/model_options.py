@@ -280,7 +280,8 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         if phase is WorkloadPhase.GENERATE and tokens is None:
             taken["tokens"] = tokens = DEFAULT_TOKENS
             said.append(f"tokens {DEFAULT_TOKENS} (default)")
-        most, longest = getattr(model.dims, "max_positions", 0), seq + (tokens or 1) - 1
+        first = 2 if getattr(model.dims, "counted_positions", False) else 0  # RoBERTa begins after its padding's
+        most, longest = getattr(model.dims, "max_positions", 0) - first, seq + (tokens or 1) - 1
         if most and longest > most:
             said.append(f"{longest} positions are more than the {most} this model was made for")
         if options.head is None:

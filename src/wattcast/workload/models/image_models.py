@@ -200,6 +200,8 @@ class ClipDims:
     text_heads: int
     shared: int
     vocab: int
+    vision_intermediate: int = 0  # 0: four times the width
+    text_intermediate: int = 0
     text_length: int = 77
     image: int = 224
     channels: int = 3
@@ -216,7 +218,7 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
         return layers.layer_norm(run, patches)
 
     def vision_layer(tape: Tape, x: Tensor) -> Tensor:
-        width = 4 * dims.vision_hidden
+        width = dims.vision_intermediate or 4 * dims.vision_hidden
         return layers.prenorm_layer(run, x, dims.vision_heads, width, dims.activation, wide_softmax=True)
 
     def vision_head(tape: Tape, x: Tensor) -> Tensor:
@@ -228,10 +230,9 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
         return [y, *layers.build_mask(tape, text)]
 
     def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        return layers.prenorm_layer(
-            text, y, dims.text_heads, 4 * dims.text_hidden, dims.activation, causal=True, mask=mask,
-            wide_softmax=True,
-        )  # fmt: skip
+        width = dims.text_intermediate or 4 * dims.text_hidden
+        sizes = text, y, dims.text_heads, width, dims.activation
+        return layers.prenorm_layer(*sizes, causal=True, mask=mask, wide_softmax=True)
 
     (x,) = program.section("vision.embedding", embed_picture)
     (x,) = program.section("vision.layers", vision_layer, x, repeat=-(-dims.vision_layers // stages))

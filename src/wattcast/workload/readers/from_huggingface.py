@@ -195,7 +195,7 @@ def _read_dims(f: _Fields, rule: _Rule) -> dict[str, Any]:
         f = f.assume({"partial_rotary_factor": rotary["partial_rotary_factor"]})
     f = f.assume(rule.assume)
     for name, allowed in rule.refuse.items():
-        f.require(name, [f.config.get(allowed)] if isinstance(allowed, str) else allowed)
+        f.require(name, [f.find(allowed)] if isinstance(allowed, str) else allowed)
     kinds = get_type_hints(ARCHITECTURES[rule.architecture].dims)
     dims = rule.fixed | (FURTHER[rule.more](f) if rule.more else {})
     for name, spec in rule.read.items():
@@ -219,6 +219,11 @@ class _Fields:
         value = self.config.get(name)
         return default if value is None else value
 
+    def find(self, name: str) -> Any:
+        """Return a field, or (``a.b``) b of the object a; None where it is not there."""
+        outer, _, inner = name.rpartition(".")
+        return self.table(outer).get(inner) if outer else self.config.get(name)
+
     def check(self, name: str, value: Any, valid: bool, wanted: str) -> Any:
         if not valid:
             raise bad_value(f"{self.where}: {name}", wanted, value)
@@ -230,7 +235,7 @@ class _Fields:
             return spec
         *names, last = spec.split(" or ")
         for name in names:
-            if self.config.get(name) is not None:
+            if self.find(name) is not None:
                 return self._read_field(name, kind)
         if not re.search(r"[*/]", last):
             return self._read_field(last, kind)
@@ -244,8 +249,8 @@ class _Fields:
         """Return the first of the fields named that is there, its default, or 0 or false for ``a?``."""
         text, _, default = word.rstrip("?").partition("=")
         names = text.split("|")
-        name = next((name for name in names if self.config.get(name) is not None), names[0])
-        value: Any = self.config.get(name)
+        name = next((name for name in names if self.find(name) is not None), names[0])
+        value: Any = self.find(name)
         if value is None and word.endswith("?"):
             return kind()
         if value is None and default:
@@ -297,9 +302,8 @@ class _Fields:
         return fields
 
     def require(self, name: str, allowed: list[Any]) -> None:
-        """Refuse a field (``a.b``: b of the object a) whose value our template does not know."""
-        outer, _, inner = name.rpartition(".")
-        value = self.table(outer).get(inner) if outer else self.config.get(name)
+        """Refuse a field whose value our template does not know."""
+        value = self.find(name)
         wanted = f"{' or '.join(repr(a) for a in allowed)} (all the template knows)"
         self.check(name, value, value is None or value in allowed, wanted)
 
@@ -491,18 +495,12 @@ def _read_t5(f: _Fields) -> dict[str, Any]:
     return {"activation": known[form], "gated": form.startswith("gated"), "decoder_layers": deep}
 
 
-def _read_sam(f: _Fields) -> dict[str, Any]:
-    seen = _Fields(f.table("vision_config"), f.where)
-    hidden, layers = seen.read("hidden_size=768"), seen.read("num_hidden_layers=12")
-    places = seen.get("global_attn_indexes", [2, 5, 8, 11])
+def _count_unwindowed_layers(f: _Fields) -> dict[str, Any]:
+    layers, places = f.read("vision_config.num_hidden_layers=12"), f.find("vision_config.global_attn_indexes")
+    places = [2, 5, 8, 11] if places is None else places
     valid = isinstance(places, list) and all(place in range(layers) for place in places)
-    seen.check("global_attn_indexes", places, valid, f"a list of layers below {layers}")
-    sizes = {"heads": "num_attention_heads=12", "patch": "patch_size=16", "image": "image_size=1024"}
-    sizes |= {"window": "window_size=14", "out": "output_channels=256", "channels": "num_channels=3"}
-    width = {"hidden": hidden, "layers": layers, "intermediate": seen.read("mlp_dim?") or 4 * hidden}
-    decoder = _Fields(f.table("mask_decoder_config"), f.where)
-    width["decoder_intermediate"] = decoder.read("mlp_dim=2048")
-    return {"full_layers": len(places), **width, **{name: seen.read(field) for name, field in sizes.items()}}
+    f.check("global_attn_indexes", places, valid, f"a list of layers below {layers}")
+    return {"full_layers": len(places)}
 
 
 def _count_labels(f: _Fields) -> int:
@@ -530,7 +528,7 @@ FURTHER: dict[str, Callable[[_Fields], dict[str, Any]]] = {
     "falcon": _read_falcon,
     "jamba": _read_jamba,
     "lfm2": _read_lfm2,
-    "sam": _read_sam,
+    "sam": _count_unwindowed_layers,
     "t5": _read_t5,
     "full_layers": _count_full_layers,
     "vit_classes": _read_vit_classes,
