@@ -439,11 +439,16 @@ class ServedTrace:
     """Hold what a policy made of a trace."""
 
     energy_j: float
-    minutes_kept: float  # share of minutes in which both percentiles kept their limits
+    kept: npt.NDArray[np.bool_]  # by minute: whether both percentiles kept their limits
     mean_hz: float
     ttft_s: float  # 99th percentile of the whole trace, as is the next
     tpot_s: float
     power_w: Array  # mean in each interval
+
+    @property
+    def minutes_kept(self) -> float:
+        """Return the share of minutes in which both percentiles kept their limits."""
+        return float(self.kept.mean())
 
 
 def serve_at_levels(
@@ -477,7 +482,7 @@ def serve_at_levels(
     ]
     return ServedTrace(
         engine.spent_j,
-        float(np.mean(kept)),
+        np.array(kept),
         float(np.mean(clocks)),
         float(np.percentile(ttft_s, 99)),
         float(np.percentile(tpot_s, 99)),
@@ -505,6 +510,7 @@ def rehearse_load(by_level: Sequence[StepCosts], trace: Trace, limits: ServingLi
         "share_of_oracle": saving / possible if possible > 0 else 1.0,
         "minutes_kept": ours.minutes_kept,
         "minutes_kept_at_top": top.minutes_kept,
+        "minutes_kept_of_top": float(ours.kept[top.kept].mean()) if top.kept.any() else 1.0,
         "oracle_hz": float(by_level[at].clock_hz[0]),
         "mean_hz": ours.mean_hz,
         "ttft_s": ours.ttft_s,
