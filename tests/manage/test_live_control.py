@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from wattcast.core.errors import BadInput, MissingTool, Refused
+from wattcast.fit.calibration_rows import read_calibration_rows
 from wattcast.manage import live_control
 from wattcast.manage.card_notes import RefusedKnob
 from wattcast.manage.live_control import (
@@ -24,15 +26,15 @@ from wattcast.manage.live_control import (
     LivePlant,
     ProgressFile,
     SmCountFile,
-    build_card_lattice,
     control_plant,
     limit_sm_share,
 )
-from wattcast.manage.plants import KnobRole, Observation, Settings, play_plant
+from wattcast.manage.plants import KnobRole, Observation, Settings, build_card_lattice, play_plant
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.watch_card import advise_clock, watch_card
 from wattcast.measure.device_control import NvmlReading
+from wattcast.predictor.api import find_gpu
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
 
@@ -247,6 +249,21 @@ def test_knobs_that_are_refused_are_left_out_and_control_goes_on() -> None:
     assert max(plant.lattice.knobs[0].levels) <= 1.5e9
     assert found is not None
     assert found.energy.is_shown
+
+
+def test_rows_of_a_controlled_program_are_those_that_calibrate_reads(tmp_path: Path) -> None:
+    """One row per clock: seconds and watts of a unit of work, here 1 / (100·(f / top)^0.1) s."""
+    plant = live(FakeCard(), 80.0)
+    control_plant(plant, Objective(Goal.ENERGY))
+    path = tmp_path / "rows.csv"
+    count = live_control.write_calibration_rows(plant, {"workload": "llama3-8b", "batch": 8, "phase": "decode"}, path)
+    rows = read_calibration_rows(path, find_gpu("h200"))
+    assert count == len(rows) > 3
+    clocks = np.array([row.clock_hz for row in rows], dtype=float)
+    assert_allclose([row.latency_s for row in rows], 0.01 * (CORE[-1] / clocks) ** 0.1, rtol=0.05)
+    assert_allclose(
+        np.array([row.power_w for row in rows], dtype=float), 120.0 + 300.0 * (clocks / CORE[-1]) ** 2.5, rtol=0.02
+    )
 
 
 def test_progress_is_the_size_of_a_file(tmp_path: Path) -> None:

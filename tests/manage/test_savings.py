@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from wattcast.manage.live_control import LivePlant, ProgressFile, build_card_lattice, control_plant
-from wattcast.manage.plants import Observation
+from wattcast.manage.live_control import LivePlant, ProgressFile, control_plant
+from wattcast.manage.plants import Observation, build_card_lattice
 from wattcast.manage.savings import LEAST_PAIRS, MeasuredSavings, ReferencePairs, estimate_change, student_t
 from wattcast.manage.search_problem import Objective
 

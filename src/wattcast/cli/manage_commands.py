@@ -181,6 +181,10 @@ def run(
         Path | None, option("File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS).")
     ] = None,
     sms: Annotated[int | None, option("SMs of the card; default: the catalogue's.")] = None,
+    rows: Annotated[Path | None, option("Save time and power at each clock as CSV for `wattcast calibrate`.")] = None,
+    workload: Annotated[
+        str | None, option("With --rows, what a unit of work is: MODEL,key=value,... such as llama3-8b,phase=train.")
+    ] = None,
     socket: Socket = None,
     **options: Any,
 ) -> None:
@@ -212,6 +216,10 @@ def run(
             raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
     if metrics is not None and not command:
         read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
+    if (rows is None) != (workload is None) or (rows is not None and progress is None):
+        given = [name for name, value in (("--rows", rows), ("--workload", workload)) if value is not None]
+        raise bad_value(" and ".join(given), "--rows, --workload and --progress together", "one of them missing")
+    unit = None if workload is None else _read_workload(workload)
     variables = dict(env.variables)
     if sm_percent is not None:
         variables |= live_control.limit_sm_share(sm_percent, variables)
@@ -238,6 +246,8 @@ def run(
         make_advice(goal, find_catalogue_gpu(card.name)),
         keeper,
         None if metrics is None else partial(read_engine_metrics, metrics),
+        rows,
+        unit,
     )
     with hold_card(card, socket) as held:
         ended = live_control.run_controlled_program(held, command or [], task, env.say, variables)
@@ -450,6 +460,18 @@ def _read_objective(
         None if latency is None else units.parse_amount(latency, "s", "--latency"),
         None if cap is None else units.parse_amount(cap, "W", "--cap"),
     )
+
+
+def _read_workload(text: str) -> dict[str, Any]:
+    """Return the columns of a calibration row that say what was run, of ``MODEL,key=value,...``."""
+    from wattcast.report.comparison_sides import PredictionSpec, parse_prediction_spec
+    from wattcast.workload.model_options import ModelOptions
+    from wattcast.workload.readers.load_workload import load_workload
+
+    spec = parse_prediction_spec(text, PredictionSpec("", "any", {}))
+    load_workload(spec.workload, ModelOptions.from_names(**spec.options))  # wrong names end here
+    path = Path(spec.workload)
+    return {"workload": str(path.absolute()) if path.is_file() else spec.workload, **spec.options}
 
 
 def _serving_limits(ttft: str, tpot: str) -> ServingLimits:

@@ -23,8 +23,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, UnknownName, bad_value
 from wattcast.hardware import Gpu
-from wattcast.manage.live_control import list_sm_counts
-from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, Settings, move_knob
+from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, Settings, list_sm_counts, move_knob
 from wattcast.manage.savings import student_t
 from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective
 from wattcast.predictor import api

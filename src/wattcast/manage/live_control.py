@@ -15,6 +15,8 @@ then do not change with the knob, and the controller leaves it where it was.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import signal
@@ -31,10 +33,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, Refused, bad_value
 from wattcast.core.whole_files import write_whole
 from wattcast.manage.card_notes import RefusedKnob
-from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings
+from wattcast.manage.plants import (
+    SM_GRAIN,
+    Knob,
+    KnobRole,
+    Lattice,
+    Observation,
+    Settings,
+    build_card_lattice,
+    list_sm_counts,
+)
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
@@ -42,10 +54,6 @@ from wattcast.manage.serving_control import READING_INTERVAL_S, EngineReading, L
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
-SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
-SM_SHARES = (0.5, 0.625, 0.75, 0.875)
-LEVELS, LIMIT_LEVELS = 16, 8
-LOWEST = 0.5  # of the highest core clock; below, no objective here is ever served
 BUSY = 0.5  # share of time with a kernel running, from which the reported clock is that of the work
 SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
 IN_USE = 0.5  # of its memory, or of an issue slot, from which a card without a program's own signal counts as busy
@@ -98,12 +106,6 @@ class SmCountFile:
         self.set(self.total)
 
 
-def list_sm_counts(total: int) -> tuple[float, ...]:
-    """List how many SMs a green context can have: about eighths of the card down to a half, and all of it."""
-    lower = {SM_GRAIN * round(share * total / SM_GRAIN) for share in SM_SHARES}
-    return tuple(float(n) for n in sorted({n for n in lower if n < total} | {total}))
-
-
 def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables that give a program a share of the SMs through MPS; Refused where no MPS server listens."""
     if not 1 <= percent <= 100:
@@ -112,31 +114,6 @@ def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]
     if not pipe.exists():
         raise Refused(f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d.")
     return {MPS_SHARE: str(percent)}
-
-
-def build_card_lattice(
-    core_hz: tuple[float, ...],
-    memory_hz: tuple[float, ...],
-    units: tuple[float, ...] = (),
-    limits_w: tuple[float, float, float] | None = None,
-) -> Lattice:
-    """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several levels.
-
-    ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of it to all of it.
-    """
-    usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
-    if not usable:
-        raise MissingTool("the card names no core clock that could be locked.")
-    step = max(1, math.ceil((len(usable) - 1) / (LEVELS - 1)))
-    knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(usable[::-1][::step])))]
-    if len(memory_hz) > 1:
-        knobs.append(Knob(KnobRole.MEMORY_CLOCK, tuple(sorted(memory_hz))))
-    if limits_w is not None and limits_w[1] < limits_w[0]:
-        even = np.linspace(max(limits_w[1], LOWEST * limits_w[0]), limits_w[0], LIMIT_LEVELS)
-        knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(float(round(w, 3)) for w in even)))
-    if len(units) > 1:
-        knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))
-    return Lattice(tuple(knobs))
 
 
 class ProgressFile:
@@ -204,6 +181,7 @@ class LivePlant:
         self._blind = 0  # periods in a row without visible work
         self.controlled, self.changes = True, 0
         self.reading: Any = None  # the last one
+        self.totals: dict[Settings, Array] = {}  # seconds, units of work, joules and core cycles
 
     @property
     def lattice(self) -> Lattice:
@@ -251,6 +229,12 @@ class LivePlant:
         held_hz = float(end.reading.core_hz) if is_held else math.nan
         power_w = joules / span_s if is_counted else float(end.reading.power_w)
         return Observation(PROGRAM_KERNEL, settings, seconds, power_w, work, None, stale, held_hz)
+
+    def add_to_totals(self, seen: Observation) -> None:
+        """Add a period to the totals of its settings where its clock is known."""
+        if seen.usable and seen.core_hz > 0:  # False for NaN
+            each = seen.duration_s * np.array([1.0, seen.work / seen.duration_s, seen.power_w, seen.core_hz])
+            self.totals[seen.settings] = self.totals.get(seen.settings, 0.0) + each
 
     def _note_saturation(self, reading: Any) -> None:
         busy = float(reading.busy)
@@ -300,7 +284,7 @@ class LivePlant:
             self._end_control(f"nothing is left to set: {error}")
             return
         self._say(f"{error} It is left alone from now on.")
-        self._lattice, self._now = Lattice(tuple(knobs)), None
+        self._lattice, self._now, self.totals = Lattice(tuple(knobs)), None, {}
 
     def _end_control(self, why: str) -> None:
         """Stop steering: the card gets back what it had, and the program runs on."""
@@ -400,6 +384,7 @@ def control_plant(
         else:
             searched += held is None
             pairs.record(observation)
+            plant.add_to_totals(observation)
             state, _ = controller.step(state, observation)
     return pairs.measure() if plant.controlled and held != plant.default else None
 
@@ -460,6 +445,8 @@ class ControlTask:
     advise: Advice | None = None
     make_keeper: Callable[[Sequence[float]], LatencyKeeper] | None = None  # of the card's clocks, for serving
     read_engine: Callable[[], EngineReading] | None = None  # with ``make_keeper``
+    rows: Path | None = None  # file for what a unit of work took at each clock
+    workload: Mapping[str, Any] | None = None  # with ``rows``: the columns that name what a unit of work is
 
 
 def run_controlled_program(
@@ -511,7 +498,27 @@ def run_controlled_program(
     if savings is not None:
         said = savings.describe(plant.lattice.describe(savings.settings))
     say(f"the card has back what it had. {said}".rstrip())
+    if task.rows is not None:
+        count = write_calibration_rows(plant, task.workload or {}, task.rows)
+        say(f"{task.rows}: {count} rows for `wattcast calibrate`.")
     return EndedProgram(code, plant.changes, plant.controlled, savings)
+
+
+def write_calibration_rows(plant: LivePlant, workload: Mapping[str, Any], path: Path) -> int:
+    """Save the mean time and power of a unit of work at each clock, as CSV for ``calibrate``; return how many rows.
+
+    A unit of work has to be one run of the workload. Settings with fewer SMs or another memory clock are left out.
+    """
+    lines = [[*workload, "latency_s", "power_w", "clock_mhz"]]
+    for settings, (seconds, work, joules, cycles) in plant.totals.items():
+        each = zip(plant.lattice.knobs, settings, plant.default, strict=True)
+        if all(level == top or knob.role in (KnobRole.CORE_CLOCK, KnobRole.POWER_LIMIT) for knob, level, top in each):
+            found = seconds / work, joules / seconds, 1e-6 * cycles / seconds
+            lines.append([*map(str, workload.values()), *(f"{value:.6g}" for value in found)])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_whole(path, text.getvalue().encode())
+    return len(lines) - 1
 
 
 def choose_clock_plane(

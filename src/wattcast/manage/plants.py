@@ -24,9 +24,13 @@ import numpy.typing as npt
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import MissingTool, bad_value, unknown_name
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
+SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
+SM_SHARES = (0.5, 0.625, 0.75, 0.875)
+LEVELS, LIMIT_LEVELS = 16, 8
+LOWEST = 0.5  # of the highest core clock of a card; below, no objective here is ever served
 
 
 class KnobRole(StrEnum):
@@ -163,6 +167,37 @@ class Lattice:
             unit, word = words[knob.role]
             said.append(units.show(value, unit) + word)
         return ", ".join(said)
+
+
+def list_sm_counts(total: int) -> tuple[float, ...]:
+    """List how many SMs a green context can have: about eighths of the card down to a half, and all of it."""
+    lower = {SM_GRAIN * round(share * total / SM_GRAIN) for share in SM_SHARES}
+    return tuple(float(n) for n in sorted({n for n in lower if n < total} | {total}))
+
+
+def build_card_lattice(
+    core_hz: tuple[float, ...],
+    memory_hz: tuple[float, ...],
+    units: tuple[float, ...] = (),
+    limits_w: tuple[float, float, float] | None = None,
+) -> Lattice:
+    """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several levels.
+
+    ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of it to all of it.
+    """
+    usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
+    if not usable:
+        raise MissingTool("the card names no core clock that could be locked.")
+    step = max(1, math.ceil((len(usable) - 1) / (LEVELS - 1)))
+    knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(usable[::-1][::step])))]
+    if len(memory_hz) > 1:
+        knobs.append(Knob(KnobRole.MEMORY_CLOCK, tuple(sorted(memory_hz))))
+    if limits_w is not None and limits_w[1] < limits_w[0]:
+        even = np.linspace(max(limits_w[1], LOWEST * limits_w[0]), limits_w[0], LIMIT_LEVELS)
+        knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(float(round(w, 3)) for w in even)))
+    if len(units) > 1:
+        knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))
+    return Lattice(tuple(knobs))
 
 
 def move_knob(settings: Settings, knob: int, level: int) -> Settings:

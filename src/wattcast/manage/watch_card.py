@@ -23,8 +23,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
-from wattcast.manage.live_control import build_card_lattice
-from wattcast.manage.plants import KnobRole, Lattice, Settings, move_knob
+from wattcast.manage.plants import KnobRole, Lattice, Settings, build_card_lattice, move_knob
 from wattcast.manage.search_problem import Objective
 from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import bundle_for
