@@ -19,6 +19,7 @@ import pytest
 from wattcast import __version__
 from wattcast.cli import check_commands
 from wattcast.core.errors import ExitCode, Refused
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.predictor.prediction_json import PredictOut
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,10 +232,11 @@ def test_the_shell_completes_commands_gpus_and_models(words: str, offers: str) -
 def test_doctor_knows_every_extra_and_what_is_missing(call, monkeypatch) -> None:
     """What pyproject.toml lists is what doctor looks for; hints name extras, never single packages."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(check_commands.EXTRAS) == set(extras) - {"dev", "all"}
-    for extra, (_, wanted) in check_commands.EXTRAS.items():
+    looked_for = {row["extra"]: row["libraries"] for row in read_shipped_table("wattcast.cli", "extras.csv")}
+    assert set(looked_for) == set(extras) - {"dev", "all"}
+    for extra, libraries in looked_for.items():
         named = {re.split(r"[\[<>=;]", text)[0] for text in extras[extra]} - {"wattcast"}
-        assert named <= set(wanted), extra
+        assert named <= {library.split()[0] for library in libraries.split("; ")}, extra
     monkeypatch.setattr(check_commands.importlib.util, "find_spec", lambda name: None)
     checks = {c["name"]: c for c in json.loads(call("doctor", "--json").out)["checks"]}
     assert checks["extra fit"]["found"] == "scipy, polars, scikit-learn, clarabel missing"

@@ -18,7 +18,7 @@ import typer
 from wattcast import __version__
 from wattcast.cli.shared_options import FIGURES, Environment, Json, option, save_plot, takes_options
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import reference_folder
+from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
 
 
@@ -86,39 +86,7 @@ class ToolCheck:
     advice: str
 
 
-BASE = {"numpy": "numpy", "msgspec": "msgspec", "PyYAML": "yaml", "typer": "typer", "rich": "rich"}
-EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, and its distributions with their modules
-    "plot": ("--plot and --figures", {"matplotlib": "matplotlib"}),
-    "explore": (
-        "explore: large sweeps, files, clusters; data frames",
-        {"scipy": "scipy", "polars": "polars", "dask": "dask", "distributed": "distributed"},
-    ),
-    "serve": (
-        "serve and export",
-        {
-            "matplotlib": "matplotlib",
-            "fastapi": "fastapi",
-            "uvicorn": "uvicorn",
-            "prometheus-client": "prometheus_client",
-        },
-    ),
-    "measure": (
-        "measure and manage on NVIDIA GPUs",
-        {"nvidia-ml-py": "pynvml", "polars": "polars", "cuda-bindings": "cuda.bindings"},
-    ),
-    "torch": ("capturing PyTorch programs, measuring models", {"torch": "torch", "transformers": "transformers"}),
-    "onnx": ("reading ONNX files", {"onnx": "onnx"}),
-    "fit": (
-        "calibrate and lab fit",
-        {"scipy": "scipy", "polars": "polars", "scikit-learn": "sklearn", "clarabel": "clarabel"},
-    ),
-    "component": (
-        "lab power-trace",
-        {"defusedxml": "defusedxml", "polars": "polars", "pyarrow": "pyarrow"},
-    ),
-    "lab": ("lab microbench, with fit, component and measure", {"nvidia-cuda-nvrtc": "nvidia.cu13"}),
-    "docs": ("building the documentation", {"mkdocs-material": "material", "mkdocstrings-python": "mkdocstrings"}),
-}
+BASE = "numpy; msgspec; PyYAML yaml; typer; rich"  # distributions, with a module of another name
 
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
@@ -128,8 +96,10 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
     checks.append(_check_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
     checks += [
-        _check_libraries(f"extra {extra}", wanted, purpose, f"pip install 'wattcast[{extra}]'")
-        for extra, (purpose, wanted) in EXTRAS.items()
+        _check_libraries(
+            f"extra {row['extra']}", row["libraries"], row["purpose"], f"pip install 'wattcast[{row['extra']}]'"
+        )
+        for row in read_shipped_table("wattcast.cli", "extras.csv")
     ]
     try:
         driver = CDLL("libnvidia-ml.so.1")._name
@@ -158,13 +128,14 @@ def _card_settings() -> ToolCheck:
     return ToolCheck("GPU settings", not left, found, "manage", advice)
 
 
-def _check_libraries(name: str, wanted: Mapping[str, str], purpose: str, advice: str) -> ToolCheck:
+def _check_libraries(name: str, wanted: str, purpose: str, advice: str) -> ToolCheck:
     """Look for distributions by their modules, and give the version of each."""
     there: list[str] = []
     missing: list[str] = []
-    for distribution, module in wanted.items():
+    for library in wanted.split("; "):
+        distribution, _, module = library.partition(" ")
         try:
-            found = importlib.util.find_spec(module) is not None
+            found = importlib.util.find_spec(module or distribution) is not None
         except ModuleNotFoundError:  # a parent of the module
             found = False
         try:

@@ -21,7 +21,7 @@ from wattcast.cli.shared_options import (
     takes_options,
 )
 from wattcast.core import units
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
@@ -83,9 +83,7 @@ def simulate(
     of_model = {name: value for name, value in given.items() if value is not None}
     roles = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "sms": KnobRole.COMPUTE_UNITS}
     wanted = [name.strip() for name in knobs.split(",")]
-    for name in wanted:
-        if name not in roles:
-            raise unknown_name("knob", name, roles, f"Known: {', '.join(roles)}.")
+    check_names("knob", wanted, roles)
     turned = [roles[name] for name in wanted]
     plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model, turned)
     setup = _make_setup(options, model)
@@ -452,8 +450,7 @@ def _read_objective(
     from wattcast.manage.search_problem import Goal, Objective
 
     known = [str(g) for g in Goal]
-    if minimise not in known:
-        raise unknown_name("objective", minimise, known, f"Known: {', '.join(known)}.")
+    check_names("objective", minimise, known)
     return Objective(
         Goal(minimise),
         None if slowdown is None else units.parse_amount(slowdown, "", "--slowdown"),

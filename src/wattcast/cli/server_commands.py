@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli.shared_options import Environment, Json, option, takes_options
-from wattcast.core.errors import MissingTool, bad_value, unknown_name
+from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole
 
@@ -39,8 +39,7 @@ def serve(
         raise MissingTool(f"the page needs {error.name}. Install it: pip install 'wattcast[serve]'.") from None
 
     env: Environment = ctx.obj
-    if live not in ("auto", "gpu", "replay"):
-        raise unknown_name("live view", live, ("auto", "gpu", "replay"), "Known: auto, gpu, replay.")
+    check_names("live view", live, ("auto", "gpu", "replay"))
     feed = choose_feed(live, replay, index=device)
     serve_page(host, port, feed, allow_host or [], workers, parse(limit, "s", "--limit"), env.say)
 

@@ -6,7 +6,7 @@ line prints it without a traceback and exits with ``exit_code``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum
 
@@ -88,6 +88,13 @@ def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> U
     hint = nearest_names(found, known)
     closest = f" Closest: {', '.join(hint)}." if hint else ""
     return UnknownName(f"unknown {kind} {clip_text(found)!r}.{closest}{' ' + do if do else ''}")
+
+
+def check_names(kind: str, found: str | Iterable[str], known: Collection[str], do: str | None = None) -> None:
+    """Raise ``unknown_name`` for the first of ``found`` that is not known; without ``do`` the error lists all."""
+    for name in (found,) if isinstance(found, str) else found:
+        if name not in known:
+            raise unknown_name(kind, name, known, f"Known: {', '.join(known)}." if do is None else do)
 
 
 def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:

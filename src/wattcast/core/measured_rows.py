@@ -10,6 +10,7 @@ library is needed: this module also runs on a bare GPU node.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -232,6 +234,12 @@ def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") 
         return kind(**values)
     except TypeError as error:
         raise BadInput(f"{where}: {clip_text(error, 200)}.") from None
+
+
+def read_shipped_table(package: str, *place: str) -> list[dict[str, str]]:
+    """Read the rows of a CSV table that ships in a package."""
+    text = files(package).joinpath(*place).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines(), restval=""))
 
 
 def read_lines(path: Path) -> Iterator[Plain]:

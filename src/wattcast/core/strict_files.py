@@ -6,7 +6,6 @@ NaN and infinity are refused. Writers stand in ``whole_files``.
 
 from __future__ import annotations
 
-import csv
 import importlib
 import math
 import re
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
+from wattcast.core.measured_rows import read_shipped_table as read_shipped_table  # for bare nodes, it stands there
 
 T = TypeVar("T")
 
@@ -218,12 +217,6 @@ def reference_folder(variables: Mapping[str, str], project: Path | None = None) 
         return Path(named) if Path(named).is_dir() else None
     beside = (project or Path.cwd()).resolve().parent / "shared" / "reference"
     return beside if beside.is_dir() else None
-
-
-def read_shipped_table(package: str, *place: str) -> list[dict[str, str]]:
-    """Read the rows of a CSV table that ships in a package."""
-    text = files(package).joinpath(*place).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines(), restval=""))
 
 
 def load_study(name: str) -> ModuleType | None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from wattcast.core import units
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import BadInput, MissingTool, bad_unit, bad_value, clip_text, nearest_names, unknown_name
+from wattcast.core.errors import BadInput, MissingTool, bad_unit, bad_value, check_names, clip_text, nearest_names
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
 
@@ -45,10 +45,8 @@ class CounterPredictor:
     full: float | None = None  # occurrence at full use; None: the largest seen in training
 
     def __post_init__(self) -> None:
-        if self.event not in known_events():
-            raise unknown_name("event", self.event, known_events())
-        if self.rail not in RAILS:
-            raise unknown_name("rail", self.rail, RAILS)
+        check_names("event", self.event, known_events(), "")
+        check_names("rail", self.rail, RAILS, "")
 
     @property
     def label(self) -> str:
@@ -366,9 +364,7 @@ class _TableBuilder:
             duration_s=self.read_duration_s(clock_hz, "all") if self.map.duration else None,
             notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
         )
-        unknown = [rail for rail in (*self.map.voltage, *self.map.rails) if rail not in RAILS]
-        if unknown:
-            raise unknown_name("rail", unknown[0], RAILS)
+        check_names("rail", (*self.map.voltage, *self.map.rails), RAILS, "")
         return table
 
     def make_predictor(self, name: str, event: _EventColumns) -> CounterPredictor:
@@ -380,8 +376,7 @@ class _TableBuilder:
 
     def read_event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
         """Return occurrences per second, or a mean as it is."""
-        if name not in known_events():
-            raise unknown_name("event", name, known_events())
+        check_names("event", name, known_events(), "")
         sources = [event.column] if isinstance(event.column, str) else event.column
         factors = [*event.times, *(None,) * len(sources)][: len(sources)]
         total = np.zeros(self.frame.height)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingEvents, bad_value, unknown_name
+from wattcast.core.errors import MissingEvents, bad_value, check_names
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_ncu_launches, read_nvprof
@@ -71,8 +71,7 @@ class CounterBook:
         """Return the book after one more pass over one launch."""
         count, passes = dict(self.count.get(key, {})), dict(self.passes.get(key, {}))
         for event, value in counts.items():
-            if event not in known_events():
-                raise unknown_name("event", event, known_events())
+            check_names("event", event, known_events(), "")
             if not (np.isfinite(value) and value >= 0):
                 raise bad_value(f"{key.kernel}: {event}", "a count, zero or more", value, "Did the counter wrap?")
             before = passes.get(event, 0)
@@ -178,8 +177,7 @@ def load_counter_book(path: Path) -> CounterBook:
     count, passes = {}, {}
     for entry in file.kernels:
         for event, value in entry.count.items():
-            if event not in known_events():
-                raise unknown_name("event", event, known_events())
+            check_names("event", event, known_events(), "")
             if value < 0 or entry.passes.get(event, 0) < 1:
                 where = f"{path.name}: {entry.kernel}: {event}"
                 raise bad_value(where, "a count of zero or more, and its passes", value)

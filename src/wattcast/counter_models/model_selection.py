@@ -16,21 +16,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
+from wattcast.counter_models import rail_terms
 from wattcast.counter_models.counter_table import CounterTable, LabelCodes
-from wattcast.counter_models.rail_terms import (
-    CounterModelKind,
-    GramCells,
-    InferredVoltages,
-    ModelTerms,
-    VoltagePlan,
-    build_terms,
-    infer_voltages,
-    make_gram_cells,
-    operating_points,
-    plan_voltages,
-    shrinkage_penalty,
-    voltage_factors,
-)
 
 
 def folds_by_label(labels: LabelCodes) -> list[Mask]:
@@ -98,7 +85,7 @@ def average_error_plane(
     """
     error = percent_error(predicted_w, table.power_w)
     error = error if signed else np.abs(error)
-    point, clock_hz, memory_clock_hz = operating_points(table)
+    point, clock_hz, memory_clock_hz = rail_terms.operating_points(table)
     rows = np.ones(table.rows) if kept is None else kept.astype(float)
     count = np.bincount(point, rows)
     total = np.bincount(point, np.where(rows > 0, error, 0.0))
@@ -139,12 +126,12 @@ class FitSettings:
 class TermsFit:
     """One fitted model in terms of design columns."""
 
-    model: CounterModelKind
+    model: rail_terms.CounterModelKind
     settings: FitSettings
-    design: ModelTerms
-    grams: GramCells
-    how: VoltagePlan
-    inferred: InferredVoltages
+    design: rail_terms.ModelTerms
+    grams: rail_terms.GramCells
+    how: rail_terms.VoltagePlan
+    inferred: rail_terms.InferredVoltages
     penalty: Array | None
     signed: tuple[bool, ...]
 
@@ -173,14 +160,16 @@ class FitWorkbench:
         if gone:
             seen = ", ".join(f"{hz / 1e6:g}" for hz in np.unique(self.table.memory_clock_hz))
             raise bad_value("offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz")
-        self.point, self.clock_hz, self.memory_clock_hz = operating_points(self.table)
+        self.point, self.clock_hz, self.memory_clock_hz = rail_terms.operating_points(self.table)
         # the row of each benchmark at the default clocks; None where some benchmark has none
         at = np.flatnonzero(self.table.at_default())
         self.anchor: LabelCodes | None = None
         if np.unique(self.table.benchmark[at]).size == self.table.benchmarks:
             self.anchor = np.zeros(self.table.benchmarks, dtype=np.int64)
             self.anchor[self.table.benchmark[at]] = at
-        self._made: dict[tuple[CounterModelKind, str, bool, bool], tuple[ModelTerms, GramCells]] = {}
+        self._made: dict[
+            tuple[rail_terms.CounterModelKind, str, bool, bool], tuple[rail_terms.ModelTerms, rail_terms.GramCells]
+        ] = {}
 
     @property
     def reference_hz(self) -> tuple[float, float]:
@@ -192,13 +181,13 @@ class FitWorkbench:
         few = self.table.benchmarks < FEW_BENCHMARKS * len(self.table.predictors)
         return FitSettings(next(iter(self.tables)), tied=few and self._has_families(), strength=1.0)
 
-    def options(self, model: CounterModelKind) -> list[list[dict[str, Any]]]:
+    def options(self, model: rail_terms.CounterModelKind) -> list[list[dict[str, Any]]]:
         """Return the settings to try, one axis after the other.
 
         Only the hybrid model has any: the others are baselines, as they were published. How activity scales with the
         clocks and whether the voltage has a floor are tried together, since each can hide the other.
         """
-        if model is not CounterModelKind.HYBRID:
+        if model is not rail_terms.CounterModelKind.HYBRID:
             return [[{"tied": False, "strength": 0.0}]]
         clocks = np.unique(self.clock_hz).size, np.unique(self.memory_clock_hz).size
         floors = (False, True) if clocks[0] > 2 and clocks[1] > 1 and "core" not in self.table.voltage_v else (False,)
@@ -218,19 +207,21 @@ class FitWorkbench:
         families = [(p.rail, p.family) for p in self.table.predictors if p.family]
         return len(set(families)) < len(families)
 
-    def design(self, model: CounterModelKind, settings: FitSettings) -> tuple[ModelTerms, GramCells]:
+    def design(
+        self, model: rail_terms.CounterModelKind, settings: FitSettings
+    ) -> tuple[rail_terms.ModelTerms, rail_terms.GramCells]:
         """Return terms and Gram cells for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
         if key not in self._made:
             offsets = self.offset_hz if settings.offset else ()
             table = self.tables[settings.variant]
-            made = build_terms(model, table, offsets, settings.tied)
-            self._made[key] = made, make_gram_cells(table, made)
+            made = rail_terms.build_terms(model, table, offsets, settings.tied)
+            self._made[key] = made, rail_terms.make_gram_cells(table, made)
         return self._made[key]
 
     def fit(
         self,
-        model: CounterModelKind,
+        model: rail_terms.CounterModelKind,
         settings: FitSettings,
         train: Mask,
         clocks: Mask | None = None,
@@ -247,9 +238,9 @@ class FitWorkbench:
         firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
         mean_w = float(table.power_w[rows].mean())
         for _ in range(1 + HUBER_STEPS):
-            how = plan_voltages(cells, *self.reference_hz, settings.floored)
-            pull = shrinkage_penalty(table, design, cells.scale, table.full(rows), mean_w, firmness)
-            inferred = infer_voltages(cells, cells.summed(train, clocks), how, signed, pull)
+            how = rail_terms.plan_voltages(cells, *self.reference_hz, settings.floored)
+            pull = rail_terms.shrinkage_penalty(table, design, cells.scale, table.full(rows), mean_w, firmness)
+            inferred = rail_terms.infer_voltages(cells, cells.summed(train, clocks), how, signed, pull)
             found = TermsFit(model, settings, design, cells, how, inferred, pull, signed)
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
@@ -257,12 +248,12 @@ class FitWorkbench:
             spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
             weight = np.ones(table.rows)
             weight[rows] = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
-            cells = make_gram_cells(table, design, weight)
+            cells = rail_terms.make_gram_cells(table, design, weight)
         return found
 
     def predict(self, fit: TermsFit) -> Array:
         """Return the predicted watts of every row of the table."""
-        felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+        felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
         return np.asarray((fit.design.value * felt[self.point] * fit.coefficient).sum(axis=1))
 
     def anchored(self, fit: TermsFit) -> Array:
@@ -275,10 +266,10 @@ class FitWorkbench:
             raise bad_value(self.table.name, "every benchmark at the default clocks", "some are not")
         at = self.anchor[self.table.benchmark]
         predicted_w, switching = self.predict(fit), np.ones(self.table.rows)
-        if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
+        if fit.model not in (rail_terms.CounterModelKind.RATE, rail_terms.CounterModelKind.LINEAR):
             names = zip(fit.design.rail, fit.design.names, strict=True)
             core = np.array([rail == 0 and name not in NOT_EVENTS for rail, name in names])
-            felt, _ = voltage_factors(fit.grams, fit.inferred.voltage)
+            felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
             counted = (fit.design.value * felt[self.point] * fit.coefficient)[:, core].sum(axis=1)
             idle = fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz  # V²·f where nothing happens
             switching = np.where(counted > 0, counted, idle)
@@ -286,7 +277,9 @@ class FitWorkbench:
         return np.asarray(predicted_w + missed_w * switching / switching[at])
 
 
-def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, inner: Sequence[Mask]) -> FitSettings:
+def choose_settings(
+    bench: FitWorkbench, model: rail_terms.CounterModelKind, train: Mask, inner: Sequence[Mask]
+) -> FitSettings:
     """Choose settings axis by axis by their error on the inner folds, from benchmarks of ``train`` only.
 
     The first option of an axis is kept unless another is better by more than the standard error of their difference
@@ -311,7 +304,7 @@ def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, i
 
 def held_out_errors(
     bench: FitWorkbench,
-    model: CounterModelKind,
+    model: rail_terms.CounterModelKind,
     settings: FitSettings,
     train: Mask,
     inner: Sequence[Mask],
@@ -357,7 +350,7 @@ class HeldOutPrediction:
 
 def predict_held_out(
     bench: FitWorkbench,
-    model: CounterModelKind,
+    model: rail_terms.CounterModelKind,
     labels: LabelCodes,
     by: str,
     folds: int = 0,

@@ -12,7 +12,7 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
-from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, unknown_name
+from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, check_names, unknown_name
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
 from wattcast.gpuwattch.energy_table import (
     DUTY,
@@ -115,8 +115,7 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
                         f"energy table {table.name} has no energy for {key}, which {component.name} needs. Add it, "
                         f"or take the table of this architecture."
                     )
-                if key not in energies:
-                    raise unknown_name("energy", key, energies)
+                check_names("energy", key, energies, "")
             value = energy if isinstance(energy, float) else 0.0
             for name in names:
                 value += -energies[name[1:]] if name.startswith("-") else energies[name]
@@ -149,8 +148,7 @@ def _build_parts(architecture: ChipArchitecture, table: EnergyTable, components:
             exponent = 0 if plain else (1 if component.rail is ComponentRail.STATIC else 2)
         watts = component.constant
         if isinstance(watts, str):
-            if watts not in constants:
-                raise unknown_name("constant", watts, constants)
+            check_names("constant", watts, constants, "")
             watts = constants[watts]
         clocked = component.clocked and not components.compat
         found.append(Part(component.name, exponent, watts or 0.0, clocked, component.static))
@@ -256,9 +254,7 @@ def answer_samples(meter: PowerMeter, lines: Iterable[str], answer: Callable[[st
     names = next(stream, "").strip().split(",")
     known = [*meter._event_of, *known_events()]
     try:
-        for name in names:
-            if name not in known:
-                raise unknown_name("counter", name, known)
+        check_names("counter", names, known, "")
         answer(",".join(("power", *meter.model.parts)))
         for line in stream:
             if not line.strip():

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import MissingTool, bad_value, nearest_names, unknown_name
+from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names, unknown_name
 from wattcast.core.strict_files import read_bytes
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
@@ -64,9 +64,7 @@ class FitConstraints:
 
     def limits(self, names: Sequence[str]) -> tuple[Array, Array]:
         """Return the lower and upper bound of each name."""
-        for name in self.special:
-            if name not in names:
-                raise unknown_name("component to bound", name, names)
+        check_names("component to bound", self.special, names, "")
         pairs = np.array([self.special.get(name, self.bounds) for name in names], dtype=np.float64)
         if not (pairs[:, 0] <= pairs[:, 1]).all() or not (pairs[:, 0] >= 0).all():
             raise bad_value("bounds", "a lower bound of zero or more and an upper one above it", pairs.tolist())
@@ -76,9 +74,7 @@ class FitConstraints:
         """Return the orderings as rows G of G·x ≤ 0."""
         rows = np.zeros((len(self.orders), len(names)))
         for row, order in zip(rows, self.orders, strict=True):
-            for name in (order.smaller, order.larger):
-                if name not in names:
-                    raise unknown_name("component to order", name, names)
+            check_names("component to order", (order.smaller, order.larger), names, "")
             row[names.index(order.smaller)] = 1.0
             row[names.index(order.larger)] = -order.ratio
         return rows
@@ -309,9 +305,7 @@ def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels
     joule: dict[str, Array | float] = dict(table.energy_j)
     if runs.duration_s is not None:
         joule[DUTY] = table.duty_w * runs.duration_s  # rates were divided by it
-    for name in runs.names:
-        if name not in joule:
-            raise unknown_name("counter", name, joule, "Name the columns to fit with --column.")
+    check_names("counter", runs.names, joule, "Name the columns to fit with --column.")
     drive = np.stack([runs.drive[:, i] * joule[name] for i, name in enumerate(runs.names)], axis=-1)
     leak_w = table.leakage.cores_w + table.leakage.rest_w if table.leakage else 0.0
     return replace(runs, drive=drive, offset_w=runs.offset_w + leak_w + table.mc_constant_w)

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from wattcast.core import units
-from wattcast.core.errors import bad_value, clip_text, unknown_name
+from wattcast.core.errors import bad_value, check_names, clip_text
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
@@ -52,9 +52,7 @@ class EnergyTable:
 
     def __post_init__(self) -> None:
         known = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
-        for name in self.energy_j:
-            if name not in known:
-                raise unknown_name(f"counter in {self.name}", name, known)
+        check_names(f"counter in {self.name}", self.energy_j, known, "")
         figures = {name: ("J", value) for name, value in self.energy_j.items()}
         figures |= {"pipelines": ("W", self.duty_w), "memory controller": ("W", self.mc_constant_w)}
         for name, (unit, value) in figures.items():

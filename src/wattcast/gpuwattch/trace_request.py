@@ -23,7 +23,7 @@ from wattcast.core.errors import MissingSpecification, bad_value
 from wattcast.core.strict_files import read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
-from wattcast.gpuwattch import measured_energies
+from wattcast.gpuwattch import measured_energies, simulator_logs
 from wattcast.gpuwattch.architecture import (
     ChipArchitecture,
     SimulatorConfig,
@@ -33,13 +33,6 @@ from wattcast.gpuwattch.architecture import (
 )
 from wattcast.gpuwattch.component_build import build_component_model
 from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_component_set, read_energies
-from wattcast.gpuwattch.simulator_logs import (
-    CountedKernels,
-    CounterSource,
-    read_accelsim,
-    read_gem5_stats,
-    read_power_report,
-)
 from wattcast.gpuwattch.trace_outputs import draw_component_power
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
 from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
@@ -351,7 +344,7 @@ class CountedKernelPower:
         }
 
 
-def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
+def compute_kernel_power(request: TraceRequest, source: simulator_logs.CounterSource) -> CountedKernelPower:
     """Compute the power of each kernel from counters of whole kernels and write it to ``kernel_power.csv``.
 
     Components that no counter shows are left out and named, and so are those that only some of their counters show.
@@ -365,23 +358,25 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         sm_count=config.sm_count,
         voltage=files.voltage,
         threads=request.threads_per_warp,
-        capped=source is CounterSource.POWER_REPORT and request.compat is not None,
+        capped=source is simulator_logs.CounterSource.POWER_REPORT and request.compat is not None,
     )
-    if source is CounterSource.NCU and chip is not None:
-        found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
-    elif source is CounterSource.NCU:
-        found = CountedKernels(*read_ncu(request.trace, config.sm_count))
-    elif source is CounterSource.POWER_REPORT:
+    if source is simulator_logs.CounterSource.NCU and chip is not None:
+        found = simulator_logs.CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
+    elif source is simulator_logs.CounterSource.NCU:
+        found = simulator_logs.CountedKernels(*read_ncu(request.trace, config.sm_count))
+    elif source is simulator_logs.CounterSource.POWER_REPORT:
         sampling = TraceSampling(config.sample_cycle, clock_hz)
-        found = read_power_report(request.trace, architecture.dialect, files.trace_scaling(request), sampling)
-    elif source is CounterSource.ACCELSIM:
-        found = read_accelsim(request.trace, clock_hz)
-    elif source is CounterSource.GEM5:
-        found = read_gem5_stats(request.trace)
+        found = simulator_logs.read_power_report(
+            request.trace, architecture.dialect, files.trace_scaling(request), sampling
+        )
+    elif source is simulator_logs.CounterSource.ACCELSIM:
+        found = simulator_logs.read_accelsim(request.trace, clock_hz)
+    elif source is simulator_logs.CounterSource.GEM5:
+        found = simulator_logs.read_gem5_stats(request.trace)
     else:
         if request.clock_hz is None:
             raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
-        found = CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
+        found = simulator_logs.CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
     names, activity = found.names, found.activity
     notes += found.notes
     model, lost, partial = built.model.seen_by(activity.events)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -299,22 +300,6 @@ def _name(driver: Any, status: Any) -> str:
         return str(status)
 
 
-SOURCE = r"""
-extern "C" __global__ void spin(unsigned long long *out, unsigned long long cycles)
-{
-    if (threadIdx.x != 0) return;
-    unsigned long long begin_ns, end_ns;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin_ns) :: "memory");
-    unsigned long long begin = clock64(), now = begin;
-    while (now - begin < cycles) { __nanosleep(2000); now = clock64(); }
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(end_ns) :: "memory");
-    now = clock64();
-    out[0] = now - begin;
-    out[1] = end_ns - begin_ns;
-}
-"""
-
-
 @dataclass(frozen=True)
 class ClockSpinner:
     """A loaded spin kernel with its own stream and output."""
@@ -340,7 +325,8 @@ class ClockSpinner:
 def make_spinner(torch: Any, architecture: str = "") -> ClockSpinner:
     """Compile and load the spin kernel for the current device."""
     major, minor = torch.cuda.get_device_capability()
-    cubin = compile_cubin(SOURCE, architecture or f"sm_{major}{minor}", "spin.cu")
+    source = files("wattcast.measure").joinpath("spin.cu").read_text(encoding="utf-8")
+    cubin = compile_cubin(source, architecture or f"sm_{major}{minor}", "spin.cu")
     out = torch.zeros(2, dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
     stream = torch.cuda.Stream(priority=-1)

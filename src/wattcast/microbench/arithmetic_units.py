@@ -5,17 +5,20 @@ lone chain of additions or permutations, and multiplied by a and -1/a in turn wh
 that operands stay as random as they began.
 
 In a latency unit one warp runs, and every operation waits for the one before it. Instructions alternate between two
-registers, so that each reads the result of the last (``LATENCY_CHAINS``). Memory is walked along a ring of addresses,
-each of which holds the next: in the device's memory in random order, so that nothing can be fetched ahead, over sizes
-that show the caches or over pages that show address translation.
+registers, so that each reads the result of the last (``latency_chains.csv``). Memory is walked along a ring of
+addresses, each of which holds the next: in the device's memory in random order, so that nothing can be fetched ahead,
+over sizes that show the caches or over pages that show address translation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache, partial
+from typing import Any
 
-from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, OpcodeCounts, asm, inout, into
+from wattcast.core.measured_rows import read_shipped_table
+from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, OpcodeCounts, asm, inout, into, read_opcodes
 
 CHAINS = 8
 HELD = 128  # steps with one multiplier
@@ -29,132 +32,59 @@ LINE_BYTE, PAGE_BYTE = 128, 2 << 20
 WARM_HOPS = 1 << 14  # along a ring before the first stamp, and between the stamps
 SHARED_NODES = 512
 ATOMIC_STEPS = 64
-RING_SOURCE = f"""
-extern "C" __global__ void link_ring(unsigned char *ring, unsigned long long nodes, unsigned long long stride)
-{{
-  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-  for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < nodes; i += step) {{
-    const unsigned long long next = (i * {RING_FACTOR}ull + {RING_STEP}ull) % nodes;
-    *(unsigned long long *)(ring + i * stride + (i * {LINE_BYTE}ull & (stride - 1ull))) =
-      (unsigned long long)(ring + next * stride + (next * {LINE_BYTE}ull & (stride - 1ull)));
-  }}
-}}
-"""
-
-_there_and_back = "{{.reg .{register} t; {there} t, %1; {back} %0, t;}}".format
-# name: register, PTX that makes %0 from %1 (the result before) and %2 (a constant), machine instructions
-LATENCY_CHAINS: dict[str, tuple[str, str, OpcodeCounts]] = {
-    "int32_add": ("r", "{.reg .s32 t; add.s32 t, %0, %1; add.s32 %0, t, %2;}", ((r"IADD3.*", 1),)),
-    "int32_mad": ("r", "mad.lo.s32 %0, %1, %2, %0;", ((r"IMAD", 1),)),
-    "int32_mulhi": ("r", "mul.hi.u32 %0, %1, %2;", ((r"IMAD\.HI.*", 1),)),
-    "int32_shift": ("r", "shf.l.wrap.b32 %0, %1, %0, %2;", ((r"SHF.*", 1),)),
-    "int32_bit": ("r", "lop3.b32 %0, %0, %1, %2, 0xE8;", ((r"LOP3.*", 1),)),
-    "int32_popc": ("r", "popc.b32 %0, %1;", ((r"POPC", 1),)),
-    "int32_clz": ("r", "bfind.u32 %0, %1;", ((r"FLO.*", 1),)),
-    "dp4a": ("r", "dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),)),
-    "misc_prmt": ("r", "prmt.b32 %0, %1, %0, %2;", ((r"PRMT", 1),)),
-    "misc_shuffle": ("r", "shfl.sync.bfly.b32 %0, %1, 5, 31, 0xffffffff;", ((r"SHFL.*", 1),)),
-    "misc_redux": ("r", "redux.sync.add.s32 %0, %1, 0xffffffff;", ((r"REDUX.*", 1), (r"MOV|IMAD.*|R2UR.*", 1))),
-    "dpx_add_max": ("r", "{.reg .s32 t; add.s32 t, %0, %1; max.s32 %0, t, %2;}", ((r"VIADDMNMX.*", 1),)),
-    "fp32_add": ("f", "add.rn.f32 %0, %1, %2;", ((r"FADD", 1),)),
-    "fp32_mul": ("f", "mul.rn.f32 %0, %1, %2;", ((r"FMUL", 1),)),
-    "fp32_fma": ("f", "fma.rn.f32 %0, %1, %2, %0;", ((r"FFMA", 1),)),
-    "fp64_add": ("d", "add.rn.f64 %0, %1, %2;", ((r"DADD", 1),)),
-    "fp64_mul": ("d", "mul.rn.f64 %0, %1, %2;", ((r"DMUL", 1),)),
-    "fp64_fma": ("d", "fma.rn.f64 %0, %1, %2, %0;", ((r"DFMA", 1),)),
-    "fp16x2_fma": ("r", "fma.rn.f16x2 %0, %1, %2, %0;", ((r"HFMA2.*", 1),)),
-    "bf16x2_fma": ("r", "fma.rn.bf16x2 %0, %1, %2, %0;", ((r"HFMA2.*", 1),)),
-    "fp32_exp2": ("f", "ex2.approx.ftz.f32 %0, %1;", ((r"MUFU\.EX2", 1),)),
-    "fp32_log2": ("f", "lg2.approx.ftz.f32 %0, %1;", ((r"MUFU\.LG2", 1),)),
-    "fp32_rsqrt": ("f", "rsqrt.approx.ftz.f32 %0, %1;", ((r"MUFU\.RSQ", 1),)),
-    "fp32_tanh": ("f", "tanh.approx.f32 %0, %1;", ((r"MUFU\.TANH", 1),)),
-    "convert_int32": (
-        "f",
-        _there_and_back(register="s32", there="cvt.rzi.s32.f32", back="cvt.rn.f32.s32"),
-        ((r"F2I.*", 1), (r"I2FP?.*", 1)),
-    ),
-    "convert_fp64": (
-        "f",
-        _there_and_back(register="f64", there="cvt.f64.f32", back="cvt.rn.f32.f64"),
-        ((r"F2F.*", 2),),
-    ),
-    "convert_fp16": (
-        "f",
-        _there_and_back(register="b16", there="cvt.rn.f16.f32", back="cvt.f32.f16"),
-        ((r"F2FP.*", 1), (r"HADD2.*", 1)),
-    ),
-}
 TYPES = {"r": "unsigned", "f": "float", "d": "double"}
 
 
-def integer_unit(
-    name: str, text: str, opcodes: OpcodeCounts, inputs: Callable[[int], list[str]] = lambda i: []
-) -> BenchUnit:
-    """Run chains of 32-bit registers; ``inputs(i)`` names further operands of step i, after the unit's own name."""
+def integer_unit(name: str, text: str, opcodes: OpcodeCounts, operands: str = "", **more: Any) -> BenchUnit:
+    """Run chains of 32-bit registers.
+
+    ``operands`` names the further ones of a step: ``+1`` is the next chain, ``k`` one of a thread's four constants by
+    turns, ``k0`` always the first.
+    """
     p = name
     declare = " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(CHAINS))
     declare += " " + " ".join(f"unsigned {p}_k{i} = mixed(state + {i + 101}u) | 1u;" for i in range(4))
-    return BenchUnit(
-        name,
-        declare,
-        lambda i: asm(text, inout("r", f"{p}{i % CHAINS}"), into("r", *(p + n for n in inputs(i)))),
-        " ^ ".join(f"{p}{i}" for i in range(CHAINS)),
-        opcodes,
+
+    def step(i: int) -> str:
+        by_turns = {"k": f"_k{i // CHAINS % 4}", "k0": "_k0"}
+        names = [by_turns.get(word) or str((i + int(word)) % CHAINS) for word in operands.split()]
+        return asm(text, inout("r", f"{p}{i % CHAINS}"), into("r", *(p + n for n in names)))
+
+    return BenchUnit(name, declare, step, " ^ ".join(f"{p}{i}" for i in range(CHAINS)), opcodes, **more)
+
+
+@cache
+def arithmetic_units() -> dict[str, BenchUnit]:
+    """Return units of integers, floats, packed halves and special functions, as ``arithmetic.csv`` lists them."""
+    added: OpcodeCounts = ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1))
+    multiplied: OpcodeCounts = ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1))
+    made = (
+        *(minimum_unit(), compare_unit(), select_unit()),
+        int64_unit("int64_add", "add.s64 %0, %0, %1;", added),
+        int64_unit("int64_mul", "mul.lo.s64 %0, %0, %1;", multiplied, odd=True),
+        *(sum_unit("fp32_add", "f32", r"FADD"), sum_unit("fp64_add", "f64", r"DADD")),
+        *(multiply_adds("fp32_fma"), multiply_adds("fp64_fma", "f64")),
     )
+    found = {unit.name: unit for unit in made}
+    for row in read_shipped_table("wattcast.microbench", "arithmetic.csv"):
+        name, text, operands = row["name"], row["ptx"], row["operands"]
+        if text:
+            opcodes, more = read_opcodes(row["opcodes"]), {"flop": float(row["flop"]), "operation": row["operation"]}
+            whole = row["kind"] == "u32"
+            unit = integer_unit if whole else partial(float_unit, row["kind"])
+            found[name] = unit(name, text, opcodes, operands, **more)
+    return found
 
 
-def _name_ring(i: int, *steps: int) -> list[str]:
-    """Name the chains that lie ``steps`` after the one of step i."""
-    return [str((i + step) % CHAINS) for step in steps]
+def minimum_unit() -> BenchUnit:
+    """Take the smaller and the larger of two neighbours in turn."""
+    p = "int32_minmax"
 
-
-def _name_constant(i: int) -> str:
-    """Name one of four constants a thread has, by turns."""
-    return f"_k{i // CHAINS % 4}"
-
-
-def int_units() -> dict[str, BenchUnit]:
-    """Return units of 32-bit and 64-bit integers by name."""
-    pair = "{{.reg .u32 t; {op}.b32 t, %0; xor.b32 %0, t, %1;}}"
-    find = "{.reg .u32 t; bfind.u32 t, %0; xor.b32 %0, t, %1;}"
-    add = "{.reg .s32 t; add.s32 t, %0, %1; add.s32 %0, t, %2;}"
-    forms: dict[str, tuple[str, OpcodeCounts, Callable[[int], list[str]]]] = {
-        "int32_add": (add, ((r"IADD3.*", 1),), lambda i: _name_ring(i, 1, 3)),
-        "int32_mad": (
-            "mad.lo.s32 %0, %0, %1, %2;",
-            ((r"IMAD", 1),),
-            lambda i: [_name_constant(i), *_name_ring(i, 1)],
-        ),
-        "int32_mulhi": ("mul.hi.u32 %0, %0, %1;", ((r"IMAD\.HI.*", 1),), lambda i: [_name_constant(i)]),
-        "int32_shift": (
-            "shf.l.wrap.b32 %0, %0, %1, %2;",
-            ((r"SHF.*", 1),),
-            lambda i: [*_name_ring(i, 1), _name_constant(i)],
-        ),
-        "int32_bit": ("lop3.b32 %0, %0, %1, %2, 0x96;", ((r"LOP3.*", 1),), lambda i: _name_ring(i, 1, 3)),
-        "int32_minmax": ("", ((r"V?IMNMX3?.*", 1),), lambda i: _name_ring(i, 1)),
-        "int32_popc": (pair.format(op="popc"), ((r"POPC", 1), (r"LOP3.*", 1)), lambda i: [_name_constant(i)]),
-        "int32_clz": (find, ((r"FLO.*", 1), (r"LOP3.*", 1)), lambda i: [_name_constant(i)]),
-        "int32_brev": (pair.format(op="brev"), ((r"BREV", 1), (r"LOP3.*", 1)), lambda i: [_name_constant(i)]),
-        "dp4a": ("dp4a.s32.s32 %0, %1, %2, %0;", ((r"IDP.*", 1),), lambda i: _name_ring(i, 1, 3)),
-        "misc_prmt": ("prmt.b32 %0, %0, %1, %2;", ((r"PRMT", 1),), lambda i: [*_name_ring(i, 1), "_k0"]),
-        "misc_shuffle": ("shfl.sync.bfly.b32 %0, %0, 5, 31, 0xffffffff;", ((r"SHFL.*", 1),), lambda i: []),
-    }
-    found = {name: integer_unit(name, *form) for name, form in forms.items()}
-    found["dp4a"] = replace(found["dp4a"], operation="dp4a")
-
-    def minimum_or_maximum(i: int) -> str:
-        p, op = "int32_minmax", "max" if (i // CHAINS) % 2 else "min"
+    def step(i: int) -> str:
+        op = "max" if (i // CHAINS) % 2 else "min"
         return asm(f"{op}.s32 %0, %0, %1;", inout("r", f"{p}{i % CHAINS}"), into("r", f"{p}{(i + 1) % CHAINS}"))
 
-    found["int32_minmax"] = replace(found["int32_minmax"], step=minimum_or_maximum)
-    found["int32_compare"] = compare_unit()
-    found["misc_select"] = select_unit()
-    added: OpcodeCounts = ((ADD32, 1), (r"IADD3\.X|IMAD\.X|UIADD3\.X|IADD\.?X?64?", 1))
-    found["int64_add"] = int64_unit("int64_add", "add.s64 %0, %0, %1;", added)
-    multiplied: OpcodeCounts = ((r"IMAD(\.WIDE.*)?", 3), (r"IADD3.*|IMAD\.IADD|VIADD", 1))
-    found["int64_mul"] = int64_unit("int64_mul", "mul.lo.s64 %0, %0, %1;", multiplied, odd=True)
-    return found
+    return replace(integer_unit(p, "", ((r"V?IMNMX3?.*", 1),)), step=step)
 
 
 def dpx_units() -> Iterator[BenchUnit]:
@@ -163,9 +93,7 @@ def dpx_units() -> Iterator[BenchUnit]:
     forms["_relu"] = "add.s32 t, %0, %1; max.s32 t, t, %2; max.s32 %0, t, 0;"
     for suffix, text in forms.items():
         name, opcodes = f"dpx_add_max{suffix}", ((r"VIADDMNMX.*", 1.0),)
-        yield integer_unit(
-            name, f"{{.reg .b32 t; {text}}}", opcodes, lambda i: [*_name_ring(i, 1), _name_constant(i)]
-        )
+        yield integer_unit(name, f"{{.reg .b32 t; {text}}}", opcodes, "+1 k")
 
 
 def select_unit() -> BenchUnit:
@@ -215,18 +143,11 @@ def int64_unit(name: str, text: str, opcodes: OpcodeCounts, odd: bool = False) -
     )
 
 
-def float_unit(
-    name: str,
-    kind: str,
-    text: str,
-    opcodes: OpcodeCounts,
-    form: str = "fma",
-    flop: float = 1.0,
-    operation: str = "instruction",
-) -> BenchUnit:
+def float_unit(kind: str, name: str, text: str, opcodes: OpcodeCounts, form: str = "fma", **more: Any) -> BenchUnit:
     """Run chains of floating-point registers.
 
     ``form``: fma (x·a+b, x·c+d, with a·c near -1), mul (x·a, x/a), add (x+a, x-a), turn (by a) or own (x alone).
+    A sine is 7.5 sin x + b, which is chaotic; the sine alone goes to zero.
     """
     p = name
     declare, letter, fold = _declare_floats(p, kind, CHAINS)
@@ -236,7 +157,7 @@ def float_unit(
         names = [f"{p}_{n}" for n in operands[i // CHAINS % 2]]
         return asm(text, inout(letter, f"{p}{i % CHAINS}"), into(letter, *names))
 
-    return BenchUnit(p, declare, step, fold, opcodes, flop=flop, operation=operation)
+    return BenchUnit(p, declare, step, fold, opcodes, **more)
 
 
 def sum_unit(name: str, kind: str, opcode: str) -> BenchUnit:
@@ -312,34 +233,11 @@ def _declare_floats(p: str, kind: str, chains: int) -> tuple[str, str, str]:
     return " ".join(lines) + f" (void){p}_d; (void){p}_m; (void){p}_r; (void){p}_c;", letter, fold
 
 
-def float_units() -> dict[str, BenchUnit]:
-    """Return units of fp32, fp64, packed halves and special functions by name."""
-    reciprocal = "{.reg .f32 t; rcp.approx.ftz.f32 t, %0; add.rn.ftz.f32 %0, t, %1;}"
-    logarithm = "{.reg .f32 t; lg2.approx.ftz.f32 t, %0; ex2.approx.ftz.f32 %0, t;}"
-    # 7.5 sin x + b is chaotic; the sine alone goes to zero
-    sine = "{.reg .f32 t; sin.approx.ftz.f32 t, %0; fma.rn.ftz.f32 %0, t, 0f40F00000, %1;}"
-    sine_codes: OpcodeCounts = ((r"MUFU\.SIN", 1), (r"FMUL.*", 1), (r"FFMA.*", 1))
-    units = [
-        sum_unit("fp32_add", "f32", r"FADD"),
-        float_unit("fp32_mul", "f32", "mul.rn.f32 %0, %0, %1;", ((r"FMUL", 1),), "mul"),
-        multiply_adds("fp32_fma"),
-        sum_unit("fp64_add", "f64", r"DADD"),
-        float_unit("fp64_mul", "f64", "mul.rn.f64 %0, %0, %1;", ((r"DMUL", 1),), "mul"),
-        multiply_adds("fp64_fma", "f64"),
-        float_unit("fp16x2_fma", "f16x2", "fma.rn.f16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
-        float_unit("bf16x2_fma", "bf16x2", "fma.rn.bf16x2 %0, %0, %1, %2;", ((r"HFMA2.*", 1),), flop=4.0),
-        float_unit("fp32_rcp", "f32", reciprocal, ((r"MUFU\.RCP", 1), (r"FADD.*", 1)), "add"),
-        float_unit("fp32_exp2_log2", "f32", logarithm, ((r"MUFU\.(LG2|EX2)", 2),), "own", operation="pair"),
-        float_unit("fp32_sin", "f32", sine, sine_codes, "turn", operation="operation"),
-    ]
-    return {unit.name: unit for unit in units}
-
-
 def register_fmas() -> dict[str, BenchUnit]:
     """Return multiply-adds of three registers whose multiplier changes every round: they meet bank conflicts."""
     return {
-        "fp32_fma": float_unit("fp32_fma", "f32", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
-        "fp64_fma": float_unit("fp64_fma", "f64", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
+        "fp32_fma": float_unit("f32", "fp32_fma", "fma.rn.f32 %0, %0, %1, %2;", ((r"FFMA", 1),), flop=2.0),
+        "fp64_fma": float_unit("f64", "fp64_fma", "fma.rn.f64 %0, %0, %1, %2;", ((r"DFMA", 1),), flop=2.0),
     }
 
 
@@ -428,9 +326,12 @@ def branch_unit() -> BenchUnit:
     )
 
 
-def chain_unit(key: str) -> BenchUnit:
-    """Run a row of ``LATENCY_CHAINS``; a pair of conversions is one operation."""
-    p, (letter, text, opcodes) = f"latency_{key}", LATENCY_CHAINS[key]
+def chain_unit(key: str, letter: str, text: str, opcodes: str) -> BenchUnit:
+    """Run a row of ``latency_chains.csv``: PTX that makes %0 from %1, the result before, and %2, a constant.
+
+    A pair of conversions is one operation.
+    """
+    p = f"latency_{key}"
     value = "mixed(state + {0}u)" if letter == "r" else "unit_float(mixed(state + {0}u))"
     names = (f"{p}0", f"{p}1", f"{p}_k")
     bits = {"r": "{0}", "f": "__float_as_uint({0})", "d": "(unsigned)__double_as_longlong({0})"}[letter]
@@ -439,7 +340,7 @@ def chain_unit(key: str) -> BenchUnit:
         " ".join(f"{TYPES[letter]} {name} = {value.format(n)};" for n, name in enumerate(names, 1)),
         lambda i: asm(text, inout(letter, names[i % 2]), into(letter, names[1 - i % 2], names[2])),
         f"{bits.format(names[0])} ^ {bits.format(names[1])}",
-        opcodes,
+        read_opcodes(opcodes),
         operation="pair" if key.startswith("convert") else "instruction",
     )
 

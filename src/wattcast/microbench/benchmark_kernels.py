@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from wattcast.core.errors import Refused, WattcastError
 from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load
-from wattcast.microbench.arithmetic_units import RING_SOURCE, WARM_HOPS
+from wattcast.microbench.arithmetic_units import LINE_BYTE, RING_FACTOR, RING_STEP, WARM_HOPS
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.tensor_units import PRECISIONS, ROW_TILES, TILE_BYTE, TILE_ROWS, WGMMA_STEPS
 from wattcast.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS, Benchmark
@@ -33,16 +35,6 @@ LAUNCH_S = 0.004  # a launch lasts about this long
 LATENCY_LAUNCHES = 3
 LONGEST_S = 0.5  # one iteration that takes longer is refused
 MOST_BLOCKS = 1 << 17
-FILL = r"""
-extern "C" __global__ void fill(unsigned *out, unsigned long long words, unsigned seed)
-{
-  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-  for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
-    unsigned x = (unsigned)i * 2654435761u + (unsigned)(i >> 32) + seed;
-    x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; out[i] = x ^ (x >> 16);
-  }
-}
-"""
 RING_TYPES = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong)
 FILL_TYPES = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint)
 
@@ -217,7 +209,7 @@ class DeviceBuffers:
             )
         stamps, sink = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS), device.allocate(4 * SINK_WORDS)
         buffers = cls(device, stamps, sink, device.allocate(size), device.allocate(size), size)
-        kernel = device.load(compile_cubin(FILL, device.architecture, "fill.cu"), "fill")
+        kernel = device.load(compile_buffer_kernels(device.architecture), "fill")
         for address, seed in ((buffers.a, 11), (buffers.b, 12)):
             device.launch(kernel, 8 * device.sm_count, 256, (address, size // 4, seed), FILL_TYPES)
             if not np.array_equal(device.download(address, 4096, np.uint32), fill_pattern(4096, seed)):
@@ -287,14 +279,17 @@ def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes
         nodes, stride = benchmark.ring
         b = buffers.b if nodes * stride <= buffers.size else device.allocate(nodes * stride)
         lent = () if b == buffers.b else (b,)
-        link = device.load(_compile_ring(device.architecture), "link_ring")
+        link = device.load(compile_buffer_kernels(device.architecture), "link_ring")
         device.launch(link, 8 * device.sm_count, 256, (b, nodes, stride), RING_TYPES)
     return ReadyKernel(benchmark, buffers, kernel, blocks, size, b, lent)
 
 
 @cache
-def _compile_ring(architecture: str) -> bytes:
-    return compile_cubin(RING_SOURCE, architecture, "ring.cu")
+def compile_buffer_kernels(architecture: str) -> bytes:
+    """Compile the kernels that fill a buffer with random words and that link a ring in it."""
+    text = Template(files("wattcast.microbench").joinpath("buffers.cu").read_text(encoding="utf-8"))
+    source = text.substitute(factor=RING_FACTOR, step=RING_STEP, line=LINE_BYTE)
+    return compile_cubin(source, architecture, "buffers.cu")
 
 
 def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:

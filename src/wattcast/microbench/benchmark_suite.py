@@ -9,43 +9,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from wattcast.core.errors import unknown_name
+from wattcast.core.errors import check_names
+from wattcast.core.measured_rows import read_shipped_table
 from wattcast.microbench import arithmetic_units as arithmetic
 from wattcast.microbench import memory_units as memory
 from wattcast.microbench import tensor_units as tensor
 from wattcast.microbench.unit_source import Benchmark, BenchUnit
 
-# name: units and steps; a streaming unit always has eight loads
-MIXES: dict[str, dict[str, int]] = {
-    "fma_int": {"fma": 256, "int": 256},
-    "fma_sfu": {"fma": 256, "sfu": 16},
-    "fma_fp64": {"fma": 256, "fp64": 64},
-    "int_sfu": {"int": 256, "sfu": 32},
-    "fp64_int": {"fp64": 128, "int": 128},
-    "fma_int_sfu": {"fma": 192, "int": 96, "sfu": 8},
-    "fma_convert": {"fma": 256, "convert": 16},
-    "half_int": {"half": 256, "int": 128},
-    "fma_shared": {"fma": 64, "shared": 8},
-    "int_shared": {"int": 32, "shared": 8},
-    "sfu_shared": {"sfu": 8, "shared": 8},
-    "fp64_shared": {"fp64": 32, "shared": 8},
-    "tensor_shared": {"tensor": 16, "shared": 8},
-    "fma_l1": {"fma": 64, "l1": 4},
-    "fma_l2": {"fma": 64, "l2": 8},
-    "int_l2": {"int": 64, "l2": 8},
-    "fp64_l2": {"fp64": 64, "l2": 8},
-    "shared_l2": {"shared": 8, "l2": 8},
-    "fma_dram_low": {"fma": 512, "dram": 8},
-    "fma_dram_high": {"fma": 64, "dram": 8},
-    "int_dram": {"int": 128, "dram": 8},
-    "fp64_dram": {"fp64": 128, "dram": 8},
-    "sfu_dram": {"sfu": 32, "dram": 8},
-    "convert_dram": {"convert": 32, "dram": 8},
-    "shared_dram": {"shared": 8, "dram": 8},
-    "tensor_dram": {"tensor": 64, "dram": 8},
-    "fma_int_shared_dram": {"fma": 128, "int": 64, "shared": 8, "dram": 8},
-    "everything": {"fma": 96, "int": 48, "sfu": 4, "fp64": 8, "shared": 8, "dram": 8},
-}
 CONFLICTS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
 COALESCENCE = (1, 2, 4, 8, 16, 32)
 ACCESS_BYTE = (1, 2, 4, 8, 16)
@@ -63,19 +33,6 @@ RATES = {  # of DRAM, bytes a cycle and SM: blocks of an SM, loads an iteration;
     **{0.4: (1, 1), 1.2: (2, 2), 2.8: (2, 4), 5.6: (2, 8)}
 }
 COPY_RATES = {1.6: (1, 2), 4.8: (2, 4)}  # read and written
-STEPS = {  # of a loop body: long where the unit is fast, so that the loop itself weighs under one percent
-    **{"fp32_add": 512, "fp32_mul": 512, "fp32_fma": 512, "fp16x2_fma": 512, "bf16x2_fma": 512, "int32_add": 512},
-    **{"int32_mad": 512, "int32_shift": 512, "int32_bit": 512, "int32_minmax": 512, "int32_compare": 480},
-}
-SPECIFIED = {
-    **dict.fromkeys(("fp32_add", "fp32_mul", "fp32_fma"), "fp32"),
-    **dict.fromkeys(("fp64_add", "fp64_mul", "fp64_fma"), "fp64"),
-    **{"fp16x2_fma": "fp16x2", "bf16x2_fma": "bf16x2", "int32_add": "int32", "int32_mad": "int32_mul"},
-    **{"int32_shift": "shift", "int32_bit": "logic", "int32_minmax": "compare", "int32_compare": "compare"},
-    **{"int32_popc": "popc", "int32_clz": "clz", "int32_brev": "brev", "misc_shuffle": "shuffle"},
-    **{"fp32_rcp": "sfu", "fp32_exp2_log2": "sfu_pair", "fp32_sin": "sfu"},
-}
-MENDED = {"fp32_fma", "fp64_fma", "fp32_add", "fp64_add", "int64_mul", "fp32_sin"}  # version 2
 IEEE = (
     (r"MUFU\.RCP", 1.0),
     (r"FFMA", 5.0),
@@ -99,9 +56,7 @@ def find_benchmarks(names: list[str]) -> list[Benchmark]:
     """Find benchmarks by name, group or curve; the driver's own copies are known, but have no kernel."""
     known = {name for b in list_benchmarks() for name in (b.name, b.group, b.curve) if name}
     known |= {"transfer", *TRANSFERS}
-    for name in names:
-        if name not in known:
-            raise unknown_name("microbenchmark", name, known, "`--list` names them all.")
+    check_names("microbenchmark", names, known, "`--list` names them all.")
     return [b for b in list_benchmarks() if not names or {b.name, b.group, b.curve} & set(names)]
 
 
@@ -113,12 +68,10 @@ def _make_single(group: str, unit: BenchUnit, steps: int, **settings: Any) -> Be
 def _list_arithmetic() -> list[Benchmark]:
     single, a = partial(_make_single, "arithmetic"), arithmetic
     found = []
-    for unit in (*a.int_units().values(), *a.float_units().values()):
-        steps = STEPS.get(unit.name, 256 if unit.name.startswith(("fp64", "int64", "dp4a", "misc")) else 128)
-        weight = 0 if unit.name in ("fp32_fma", "fp64_fma", "int32_add", "fp32_exp2_log2") else 2
-        version = 2 if unit.name in MENDED else 1
-        specification = SPECIFIED.get(unit.name, "")
-        found.append(single(unit, steps, specification=specification, weight=weight, version=version))
+    for row in read_shipped_table("wattcast.microbench", "arithmetic.csv"):
+        known: Settings = {"specification": row["specification"]} | {n: int(row[n]) for n in ("weight", "version")}
+        # a body is long where the unit is fast, so that the loop itself weighs under one percent
+        found.append(single(a.arithmetic_units()[row["name"]], int(row["steps"]), **known))
     for kind, text, opcodes in (("ieee", "div.rn.f32", IEEE), ("fast", "div.approx.f32", FAST)):
         for operand in ("normal", "denormal"):
             name = f"div_{kind}_{operand}"
@@ -334,7 +287,8 @@ def _list_latencies() -> list[Benchmark]:
     place: Settings = {"threads": 32, "blocks_per_sm": 1, "share": 0.0, "timed": True, "weight": 3}
     single = partial(_make_single, "latency")
     newer = {"dpx_add_max": ("sm_90", "sm_90a")}
-    found = [single(u.chain_unit(key), 256, only=newer.get(key, ()), **place) for key in u.LATENCY_CHAINS]
+    rows = read_shipped_table("wattcast.microbench", "latency_chains.csv")
+    found = [single(u.chain_unit(*row.values()), 256, only=newer.get(row["name"], ()), **place) for row in rows]
     for precision in ("bf16", "tf32", "int8", "fp64_884", "sparse_bf16"):
         unit = replace(
             tensor.mma_unit(precision, 1), name=f"latency_mma_{precision}", per_step=1, flop=0.0, operation="mma"
@@ -366,15 +320,18 @@ def _list_latencies() -> list[Benchmark]:
 
 
 def _list_mixes() -> list[Benchmark]:
-    """List all mixes; rates are reported for the first unit."""
-    floats, fmas = arithmetic.float_units(), arithmetic.register_fmas()
+    """List the mixes of ``mixes.csv``: units and their steps, of a streaming unit always eight loads.
+
+    Rates are reported for the first unit.
+    """
+    plain, fmas = arithmetic.arithmetic_units(), arithmetic.register_fmas()
     there_and_back = "{.reg .s32 t; cvt.rzi.s32.f32 t, %0; cvt.rn.f32.s32 %0, t;}"
     units = {
         "fma": fmas["fp32_fma"],
-        "int": arithmetic.int_units()["int32_add"],
-        "sfu": floats["fp32_exp2_log2"],
+        "int": plain["int32_add"],
+        "sfu": plain["fp32_exp2_log2"],
         "fp64": fmas["fp64_fma"],
-        "half": floats["fp16x2_fma"],
+        "half": plain["fp16x2_fma"],
         "convert": arithmetic.conversion_unit("convert", there_and_back, ((r"F2I.*", 1), (r"I2FP?.*", 1))),
         "tensor": tensor.mma_unit("bf16"),
         "shared": memory.shared_unit("shared", 8, 16),
@@ -383,7 +340,8 @@ def _list_mixes() -> list[Benchmark]:
         "dram": memory.stream_unit("dram", 8),
     }
     found = []
-    for name, parts in MIXES.items():
+    for row in read_shipped_table("wattcast.microbench", "mixes.csv"):
+        parts = {unit: int(steps) for unit, steps in (part.split() for part in row["units"].split("; "))}
         where = next((place for place in ("l1", "l2", "dram") if place in parts), "")
         shape: Settings = {
             "blocks_per_sm": 1 if "tensor" in parts or len(parts) > 3 else 2,
@@ -391,5 +349,5 @@ def _list_mixes() -> list[Benchmark]:
             "version": 3 if where == "l2" else 1,
         }
         mixed = tuple((units[part], steps) for part, steps in parts.items())
-        found.append(Benchmark(f"mix_{name}", "mix", mixed, working_set=where, **shape))
+        found.append(Benchmark(f"mix_{row['name']}", "mix", mixed, working_set=where, **shape))
     return found

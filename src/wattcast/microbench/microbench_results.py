@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wattcast.core.errors import BadInput, MissingSpecification, bad_value
-from wattcast.core.measured_rows import Plain, read_lines
+from wattcast.core.measured_rows import Plain, read_lines, read_shipped_table
 from wattcast.core.units import Dtype
 
 if TYPE_CHECKING:
@@ -185,10 +185,7 @@ def find_curve(results: Iterable[MicroRow], name: str) -> list[MicroRow]:
     return sorted((r for r in results if r.curve == name and r.repeat == 0), key=lambda r: r.at)
 
 
-@cache
-def _read_shipped_csv(name: str) -> list[dict[str, str]]:
-    text = files("wattcast.microbench").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+_read_table = cache(partial(read_shipped_table, "wattcast.microbench"))
 
 
 def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
@@ -212,7 +209,7 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     if key in of_pipe:
         operations, each = of_pipe[key]
         return None if operations is None else float(operations) / each
-    stated = {(row["compute_capability"], row["key"]): row for row in _read_shipped_csv("throughput.csv")}
+    stated = {(row["compute_capability"], row["key"]): row for row in _read_table("throughput.csv")}
     row = stated.get((gpu.compute_capability, key))
     return float(row["per_cycle_sm"]) if row else None
 
@@ -227,7 +224,7 @@ class KnownFault:
 
 def find_fault(result: MicroRow) -> KnownFault | None:
     """Return the known fault of the kernel that measured a row, if any; "as NAME" has that kernel's reason."""
-    told = {(row["name"], int(row["version"])): row for row in _read_shipped_csv("microbench_faults.csv")}
+    told = {(row["name"], int(row["version"])): row for row in _read_table("microbench_faults.csv")}
     row = told.get((result.name, result.version))
     if row is None:
         return None

@@ -22,7 +22,7 @@ from wattcast.measure.cuda_device import CudaDevice, DeviceFault
 from wattcast.measure.measure_verbs import Budget, Option, Target, VerbResult
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_info, make_run_name, say, take_window
-from wattcast.microbench import microbench_campaign, unit_work
+from wattcast.microbench import microbench_campaign, multimedia_clip, unit_work
 from wattcast.microbench.benchmark_kernels import (
     DeviceBench,
     DeviceBuffers,
@@ -46,16 +46,6 @@ from wattcast.microbench.microbench_campaign import (
     write_heartbeat,
 )
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
-from wattcast.microbench.multimedia_clip import (
-    DCTS,
-    FRAME_BYTE,
-    FRAMES,
-    LUMA,
-    NAMES,
-    THREADS,
-    ClipCheckFailed,
-    MediaClip,
-)
 from wattcast.microbench.unit_source import Benchmark
 
 WARM_S, MULTIMEDIA_WARM_S = 6.0, 3.0
@@ -114,7 +104,7 @@ def multimedia(
     budget: Budget = "240s",
     repeats: Repeats = 1,
     before: Before = None,
-    frames: Annotated[int, Option("Frames of the clip.")] = FRAMES,
+    frames: Annotated[int, Option("Frames of the clip.")] = multimedia_clip.FRAMES,
     quick: Quick = False,
     child: Child = False,
     since: Since = "",
@@ -158,7 +148,7 @@ def run_child(
     since: str,
     quick: bool,
     names: Sequence[str] = (),
-    frames: int = FRAMES,
+    frames: int = multimedia_clip.FRAMES,
 ) -> int:
     """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context was lost."""
     campaign = MicroCampaign(out, kind, time.monotonic() + budget_s, since)
@@ -339,10 +329,10 @@ def make_transfer_task(
 
 
 def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int, repeats: int, quick: bool) -> None:
-    clip = MediaClip.make(bench.device, frames)
-    for name in NAMES:  # before anything runs long; what fails here fails its own rows only
+    clip = multimedia_clip.MediaClip.make(bench.device, frames)
+    for name in multimedia_clip.NAMES:  # before anything runs long; what fails here fails its own rows only
         write_heartbeat(campaign.out, f"checking {name}", "multimedia")
-        with contextlib.suppress(ClipCheckFailed):
+        with contextlib.suppress(multimedia_clip.ClipCheckFailed):
             clip.check(name)
     write_heartbeat(campaign.out, "warming up", "multimedia")
     end_s = time.monotonic() + (0.3 if quick else MULTIMEDIA_WARM_S)
@@ -355,7 +345,7 @@ def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int,
         campaign.run(list_multimedia_tasks(bench, clip, repeat))
 
 
-def list_multimedia_tasks(bench: DeviceBench, clip: MediaClip, repeat: int) -> list[MicroTask]:
+def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int) -> list[MicroTask]:
     """List all rows of one round."""
     mover, moved = FrameMover(clip), min(MOVED_FRAMES, clip.frames)
 
@@ -364,21 +354,25 @@ def list_multimedia_tasks(bench: DeviceBench, clip: MediaClip, repeat: int) -> l
             row = replace(row, checked=clip.check(kernel) if kernel else "")
             if not paced:
                 return sustain_load(bench, row, enqueue)
-            slowest_s = max(time_unit_s(clip.device, partial(clip.enqueue, other)) for other in DCTS)
+            slowest_s = max(time_unit_s(clip.device, partial(clip.enqueue, other)) for other in multimedia_clip.DCTS)
             period_s = round(RATE_RESERVE * slowest_s, 4) or 1e-4
             return sustain_load(bench, replace(row, curve="rate", at=period_s), enqueue, period_s)
 
         blank = MicroRow(micro_row_id(name, repeat), name, "multimedia", "frame", repeat=repeat, run=bench.run)
         if kernel:
-            blank = replace(blank, threads=THREADS, blocks=-(-clip.items(kernel, frames) // THREADS))
+            blank = replace(
+                blank,
+                threads=multimedia_clip.THREADS,
+                blocks=-(-clip.items(kernel, frames) // multimedia_clip.THREADS),
+            )
         return MicroTask(replace(blank, operations=float(frames or clip.frames)), measure)
 
     return [
         make_idle_task(bench.sampler, bench.run, "multimedia_idle", repeat),
-        *(task(name, partial(clip.enqueue, name), name) for name in NAMES),
+        *(task(name, partial(clip.enqueue, name), name) for name in multimedia_clip.NAMES),
         task("move_frames", partial(mover.enqueue, ""), "", moved),
         *(task(f"{name}_moved", partial(mover.enqueue, name), name, moved) for name in MOVED),
-        *(task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True) for name in DCTS),
+        *(task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True) for name in multimedia_clip.DCTS),
     ]
 
 
@@ -386,19 +380,19 @@ def list_multimedia_tasks(bench: DeviceBench, clip: MediaClip, repeat: int) -> l
 class FrameMover:
     """Moves frames from page-locked host memory to the device and results back, a few at a time."""
 
-    clip: MediaClip
+    clip: multimedia_clip.MediaClip
     host: Any = None
 
     def enqueue(self, name: str) -> None:
         """Put one unit on the stream: frames in, a kernel (or none) over them, as many frames of the result out."""
         device, clip = self.clip.device, self.clip
         count = min(MOVED_FRAMES, clip.frames)
-        size = count * FRAME_BYTE
+        size = count * multimedia_clip.FRAME_BYTE
         if self.host is None:
             self.host = device.call("cuMemHostAlloc", 2 * size, 0)
             device.call("cuMemcpyDtoH", int(self.host), clip.taken, size)  # the frames themselves, to send again
         device.call("cuMemcpyHtoDAsync", clip.taken, int(self.host), size, device.stream)
         if name:
             clip.enqueue(name, count)
-        back = min(size, clip.frames * LUMA * 2)
+        back = min(size, clip.frames * multimedia_clip.LUMA * 2)
         device.call("cuMemcpyDtoHAsync", int(self.host) + size, clip.result, back, device.stream)

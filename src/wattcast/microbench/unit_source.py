@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
+from string import Template
 
 OpcodeCounts = tuple[tuple[str, float], ...]  # (regular expression of an opcode, how often)
 
@@ -132,7 +134,8 @@ class Benchmark:
         """The kernel; its name is the benchmark's, so that a profiler shows it."""
         units = [unit for unit, _ in self.parts]
         lines = [f"    {line}" for line in interleave_steps(self.parts, self.interleave)]
-        return TEMPLATE.format(
+        text = files("wattcast.microbench").joinpath("microbenchmark.cu").read_text(encoding="utf-8")
+        return Template(text).substitute(
             name=self.name,
             cluster=f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else "",
             signature=SIGNATURE,
@@ -175,41 +178,10 @@ END_OF_SOME = (
     "  if (stamped && threadIdx.x == 0u) {{\n    const unsigned place = blockIdx.x / {every}u;"
 )
 
-TEMPLATE = """\
-typedef unsigned long long u64;
-{functions}
-__device__ __forceinline__ unsigned mixed(unsigned x)
-{{
-  x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; return x ^ (x >> 16);
-}}
-__device__ __forceinline__ u64 timer_ns() {{ u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }}
-__device__ __forceinline__ float unit_float(unsigned x) {{ return __uint_as_float(0x3f800000u | (x >> 9)); }}
 
-extern "C" __global__ void {cluster}__launch_bounds__({threads}, {blocks}) {name}({signature})
-{{
-  extern __shared__ __align__(1024) unsigned char pool[];
-  const unsigned lane = threadIdx.x & 31u, thread = blockIdx.x * {threads}u + threadIdx.x;
-  unsigned state = mixed(thread * 2654435761u + seed);
-  {declare}
-  {begin}
-#pragma unroll 1
-  for (int iteration = 0; iteration < iterations; ++iteration) {{
-    {before}
-{body}
-    {advance}
-  }}
-  {finish}
-  {end}
-    const u64 end = clock64(), end_ns = timer_ns();
-    unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-    u64 *out = stamps + {words}ull * place;
-    out[0] = sm; out[1] = begin; out[2] = end; out[3] = begin_ns; out[4] = end_ns;
-  }}
-  const unsigned folded = {fold};
-  if (seed == {check}u || folded == 0x9e3779b9u) sink[thread] = folded;
-  (void)lane; (void)state; (void)pool; (void)a; (void)b; (void)bytes;
-}}
-"""
+def read_opcodes(text: str) -> OpcodeCounts:
+    """Read the opcodes of a table: ``POPC 1; LOP3.* 1``."""
+    return tuple((opcode, float(count)) for opcode, count in (part.split() for part in text.split("; ")))
 
 
 def asm(text: str, outs: str = "", ins: str = "") -> str:

@@ -18,22 +18,17 @@ caches are left alone.
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import Journal, Plain, read_lines
-from wattcast.measure.campaigns.nsight_counters import find_ncu, keep_known_metrics, make_ncu_command, query_metrics
+from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped_table
+from wattcast.measure.campaigns import nsight_counters
 from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say
 from wattcast.microbench.benchmark_kernels import DeviceBuffers, calibrate_iterations, prepare_benchmark
@@ -300,8 +295,7 @@ def find_idle_power_w(results: Sequence[MicroRow]) -> float:
 
 def read_unit_metrics() -> list[str]:
     """Read every metric of ``microbench_metrics.csv``."""
-    text = files("wattcast.microbench").joinpath("microbench_metrics.csv").read_text(encoding="utf-8")
-    return [row["metric"] for row in csv.DictReader(text.splitlines())]
+    return [row["metric"] for row in read_shipped_table("wattcast.microbench", "microbench_metrics.csv")]
 
 
 def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> dict[str, int]:
@@ -309,10 +303,10 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
 
     What ``before`` has counters of, as the kernels are today, comes last.
     """
-    ncu = find_ncu()
+    ncu = nsight_counters.find_ncu()
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    metrics = keep_known_metrics(read_unit_metrics(), query_metrics(ncu))
+    metrics = nsight_counters.keep_known_metrics(read_unit_metrics(), nsight_counters.query_metrics(ncu))
     names = tuple(name for name in only if name != "multimedia")
     if names or not only:  # no compiling may happen under the profiler
         compiled = CompiledKernels(CudaDevice.open().architecture, cache_folder(), names)
@@ -320,17 +314,11 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
         compiled.finish(budget_s / 2)
     raw = out / "microbench_counters.csv"
     left_s = budget_s - (time.monotonic() - began_s) - WRITE_S
-    command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off"]
+    command = [*nsight_counters.make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off"]
     command += [sys.executable, "-m", "wattcast.measure", "microbench", "--target"]
     command += ["--out", str(out), "--budget", f"{left_s:.1f}s", *(["--only", ",".join(only)] if only else [])]
     command += ["--from", str(before)] if before is not None else []
-    try:
-        code = subprocess.run(command, timeout=budget_s + 30.0, check=False, env=dict(os.environ)).returncode
-    except subprocess.TimeoutExpired:
-        code = -1
-    said = raw.read_text(errors="replace") if raw.exists() else ""
-    if code != 0:
-        say(f"ncu ended with {code}. {said[-600:]}")
+    said = nsight_counters.run_ncu(command, raw, budget_s + 30.0)
     journal = Journal(out / "microbench_counters.jsonl")
     have = read_counted_ids(out)
     rows = [row for row in read_unit_table(said.splitlines()) if row["id"] not in have]
@@ -347,22 +335,16 @@ def read_counted_ids(out: Path) -> set[str]:
 
 
 def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
-    """Read ``ncu --csv --page raw``, one row a kernel by its name; messages and units are passed over."""
-    kept = [line for line in lines if line.startswith('"')]
-    table = csv.DictReader(kept)
-    wanted, versions = set(read_unit_metrics()), {b.name: b.version for b in list_benchmarks() if b.version > 1}
-    for row in table:
+    """Read one row a kernel of ``ncu``'s table, by the kernel's name."""
+    versions = {b.name: b.version for b in list_benchmarks() if b.version > 1}
+    for row, metrics in nsight_counters.read_ncu_rows(lines, read_unit_metrics()):
         name = (row.get("Kernel Name") or "").split("(")[0].strip()
-        if not row.get("ID") or not name:
+        if not name:
             continue
-        metrics = {}
-        for key in wanted & set(row):
-            with contextlib.suppress(ValueError):  # a metric without a value
-                metrics[key] = float((row[key] or "").replace(",", ""))
         found: Plain = {"id": name.removeprefix("media_"), "kernel": name}
         found |= {"version": versions[name]} if name in versions else {}
         found |= {"frames": COUNTED_FRAMES} if name.startswith("media_") else {}
-        yield found | {"metrics": {key: metrics[key] for key in read_unit_metrics() if key in metrics}}
+        yield found | {"metrics": metrics}
 
 
 def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:

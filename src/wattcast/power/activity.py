@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingEvents, nearest_names, unknown_name
+from wattcast.core.errors import MissingEvents, check_names, nearest_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
@@ -64,9 +64,7 @@ class Activity:
 
     def __post_init__(self) -> None:
         known = known_events()
-        for name in self.events:
-            if name not in known:
-                raise unknown_name("event", name, known)
+        check_names("event", self.events, known, "")
         if self.value.shape[-1:] != (len(self.events),):
             raise ValueError(f"value has {self.value.shape[-1:]} events, named are {len(self.events)}")
         np.broadcast_shapes(self.duration_s.shape, self.value.shape[:-1])

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_bytes
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_coefficients, coefficients_to_plain
@@ -230,10 +230,8 @@ class ComponentPower(PowerModel):
         names = [part.name for part in self.part_list]
         known = known_events()
         for term in self.terms:
-            if term.event not in known:
-                raise unknown_name("event", term.event, known)
-            if term.part not in names:
-                raise unknown_name("component", term.part, names)
+            check_names("event", term.event, known, "")
+            check_names("component", term.part, names, "")
             if not (np.isfinite(term.value) and term.value >= 0):
                 raise bad_value(f"{term.part}: {term.event}", "J or W, zero or more", term.value)
             if known[term.event].is_mean != (term.drive is not Drive.COUNT):

@@ -22,16 +22,8 @@ import numpy as np
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
 from wattcast.hardware import OperatingPoint
+from wattcast.power import power_model
 from wattcast.power.activity import Activity
-from wattcast.power.power_model import (
-    Power,
-    PowerModel,
-    build_coefficients,
-    coefficients_to_plain,
-    event_intensity,
-    order_by_event,
-    stack_parts,
-)
 
 _SAME_CLOCK = 1e-3  # relative difference up to which two clocks are one setting
 
@@ -150,7 +142,7 @@ class EventRail:
         if not (np.isfinite(self.awake_w) and self.awake_per_s > 0.0):
             step = (self.awake_w, self.awake_per_s)
             raise bad_value(f"rail {self.rail.name}", "finite watts awake, in full at a rate above zero", step)
-        object.__setattr__(self, "event_f", order_by_event(f"rail {self.rail.name}", self.event_f))
+        object.__setattr__(self, "event_f", power_model.order_by_event(f"rail {self.rail.name}", self.event_f))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -162,7 +154,7 @@ class EventRail:
         """Return the watts of leakage, clock tree and each event, and of being awake."""
         at = activity.at
         square = self.rail.volt(at) ** 2
-        rates = [event_intensity(activity, event) for event in self.event_f]
+        rates = [power_model.event_intensity(activity, event) for event in self.event_f]
         dynamic = [c * rate * square for c, rate in zip(self.event_f.values(), rates, strict=True)]  # Eq. 9
         if self.awake_w:
             dynamic.append(self.awake_w * np.minimum(np.sum(rates, axis=0) / self.awake_per_s, 1.0))
@@ -170,7 +162,7 @@ class EventRail:
 
 
 @dataclass(frozen=True)
-class HybridRail(PowerModel):
+class HybridRail(power_model.PowerModel):
     """Rails, and a base power for everything that is on none of them."""
 
     kind: ClassVar[str] = "hybrid_rail"
@@ -190,20 +182,20 @@ class HybridRail(PowerModel):
     def parts(self) -> tuple[str, ...]:
         return (BASE, *(part for rail in self.rails for part in rail.parts))
 
-    def power(self, activity: Activity) -> Power:
+    def power(self, activity: Activity) -> power_model.Power:
         """Return the watts of the base and of each rail's leakage, clock and events (Eq. 10)."""
         activity.require(self.required_events, "hybrid rail power")
         part_w = [np.asarray(self.base_w)]
         for rail in self.rails:
             part_w += rail.part_w(activity)
-        return stack_parts(activity, part_w, self.parts)
+        return power_model.stack_parts(activity, part_w, self.parts)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the coefficients for YAML, what each rail switches beside what it is."""
         rails = []
         for r in self.rails:
             awake = {"awake_w": r.awake_w, "awake_per_s": r.awake_per_s} if r.awake_w else {}
-            rails.append(coefficients_to_plain(r.rail) | {"event_f": dict(r.event_f)} | awake)
+            rails.append(power_model.coefficients_to_plain(r.rail) | {"event_f": dict(r.event_f)} | awake)
         return {"base_w": self.base_w, "rails": rails}
 
     @classmethod
@@ -211,7 +203,7 @@ class HybridRail(PowerModel):
         """Build the model from what ``to_plain`` returned."""
         own = ("event_f", "awake_w", "awake_per_s")
         rails = tuple(
-            EventRail(build_coefficients(SupplyRail, r), **{name: r[name] for name in own if name in r})
+            EventRail(power_model.build_coefficients(SupplyRail, r), **{name: r[name] for name in own if name in r})
             for r in plain["rails"]
         )
         return cls(float(plain["base_w"]), rails)

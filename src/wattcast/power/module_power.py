@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable, sweep_values
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, VoltageCurve, mean_power_w
@@ -45,8 +45,7 @@ class ModulePower(PowerModel):
     def __post_init__(self) -> None:
         known = known_events()
         for name, energy in self.energy_j.items():
-            if name not in known:
-                raise unknown_name("event", name, known)
+            check_names("event", name, known, "")
             if not (np.isfinite(energy) and energy >= 0):
                 raise bad_value(f"energy of {name}", "joules, zero or more", energy)
         if not 0.0 <= self.toggling <= 2.0:

@@ -28,7 +28,7 @@ import numpy as np
 
 from wattcast.core import errors
 from wattcast.core.arrays import Array, Sweepable, as_sweep
-from wattcast.core.errors import BadInput, MissingSpecification, bad_value, unknown_name
+from wattcast.core.errors import BadInput, MissingSpecification, bad_value, check_names, unknown_name
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import OperatingPoint
@@ -256,8 +256,7 @@ def order_by_event(where: str, coefficients: Mapping[str, float]) -> dict[str, f
     """
     known = known_events()
     for name, coefficient in coefficients.items():
-        if name not in known:
-            raise unknown_name("event", name, known)
+        check_names("event", name, known, "")
         if not np.isfinite(coefficient):
             raise bad_value(f"{where}: {name}", "a finite number", coefficient)
     return {name: float(coefficients[name]) for name in known if name in coefficients}

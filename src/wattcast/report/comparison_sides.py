@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import BadInput, bad_value, check_names
 from wattcast.core.measured_rows import (
     MODEL_KERNELS_FILE,
     MODELS_FILE,
@@ -167,8 +167,7 @@ def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionS
         name = name.strip().replace("-", "_")
         if not equals:
             raise bad_value(text, "key=value after each comma", pair)
-        if name not in SPEC_KEYS:
-            raise unknown_name(f"option in {text}", name, SPEC_KEYS, f"Known: {', '.join(SPEC_KEYS)}.")
+        check_names(f"option in {text}", name, SPEC_KEYS)
         options[name] = parse_option(name, value.strip(), text) if name in OPTION_NAMES else value.strip()
     return PredictionSpec(workload, gpu, options)
 
@@ -283,8 +282,7 @@ def _row_of(name: str, gpu: str) -> ModelRow | None:
     if database is None:
         return None
     rows = {case.row.id: case.row for case in whole_models.load_models(database)}
-    if row_id not in rows:
-        raise unknown_name(f"row of {database}", row_id, rows, f"It has {len(rows)} rows.")
+    check_names(f"row of {database}", row_id, rows, f"It has {len(rows)} rows.")
     return rows[row_id]
 
 

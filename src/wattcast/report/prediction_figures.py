@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core.arrays import Array, pareto_front
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction import OperatorShare, Prediction
@@ -213,8 +213,7 @@ def draw_figure(name: str, seen: ConfigurationView) -> Figure:
 
 def check_figure_name(name: str) -> str:
     """Return ``name`` if there is such a figure, or raise an error with the nearest names."""
-    if name not in FIGURES:
-        raise unknown_name("figure", name, FIGURES, f"Known: {', '.join(FIGURES)}.")
+    check_names("figure", name, FIGURES)
     return name
 
 

@@ -23,23 +23,13 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
+from wattcast.training import step_time
 from wattcast.training.microbatch import (
     USABLE_SHARE,
     MicrobatchWork,
     TrainingMemory,
     measure_memory,
     trace_microbatch,
-)
-from wattcast.training.step_time import (
-    ClusterLinks,
-    MicrobatchCost,
-    StageCosts,
-    StepTime,
-    cost_microbatches,
-    cost_stages,
-    optimiser_graph,
-    sweep_clocks,
-    time_step,
 )
 from wattcast.training.training_strategy import (
     ExpertKernels,
@@ -70,7 +60,7 @@ class JobSetting:
     bundle: Bundle
     recipe: TrainingRecipe
     length: int  # tokens of a sequence
-    links: ClusterLinks
+    links: step_time.ClusterLinks
 
     @property
     def usable_byte(self) -> float:
@@ -85,7 +75,7 @@ class JobSetting:
     @property
     def clocks_hz(self) -> Array:
         """The clocks at which steps are costed."""
-        return np.ravel(np.asarray(sweep_clocks(self.gpu, self.at).clock_hz))
+        return np.ravel(np.asarray(step_time.sweep_clocks(self.gpu, self.at).clock_hz))
 
     @property
     def waiting_w(self) -> Array:
@@ -107,9 +97,9 @@ class Candidate:
     strategy: TrainingStrategy
     memory: TrainingMemory
     fits: bool
-    step: StepTime | None  # None where it does not fit
-    swept: StepTime | None = field(default=None, repr=False)  # the step at all clocks
-    cost: MicrobatchCost | None = field(default=None, repr=False)
+    step: step_time.StepTime | None  # None where it does not fit
+    swept: step_time.StepTime | None = field(default=None, repr=False)  # the step at all clocks
+    cost: step_time.MicrobatchCost | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -125,7 +115,7 @@ class TrainingResult:
     strategy: TrainingStrategy
     memory: TrainingMemory
     capacity_byte: float
-    step: StepTime
+    step: step_time.StepTime
     relative_interval: tuple[float, float]  # low and high end of the step time, over the prediction
     flop_per_token: float
     peak_flop_per_s: float
@@ -322,7 +312,7 @@ def train(
     _, at, fitted = resolve_settings(chip, fitted, clock, power_limit)
     if not force:
         check_power_limit(chip, at)
-    links = ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
+    links = step_time.ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
     job = JobSetting(spec, chip, at, fitted, recipe, length, links)
     open_ways = list(Recompute) if offload else list(Recompute)[:-1]
     options = StrategyOptions(
@@ -359,7 +349,7 @@ def train(
     steps = wanted / (strategy.global_batch * length * (1.0 - padding))
     steps *= (1.0 + pause_share) / (1.0 - failure_share)  # pauses and repeated work, as steps
     held = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
-    stages = cost_stages(cost, recipe, strategy, links)
+    stages = step_time.cost_stages(cost, recipe, strategy, links)
     return TrainingResult(
         model=spec.name,
         gpu=chip.name,
@@ -417,15 +407,15 @@ def _evaluate_strategies(job: JobSetting, strategies: Sequence[TrainingStrategy]
         timed = {strategies[leanest]}
     here = [(work, strategy) for work, strategy in zip(works, strategies, strict=True) if strategy in timed]
     needed = {id(work): work for work, _ in here}
-    found = cost_microbatches(list(needed.values()), job.recipe, job.gpu, job.at, job.bundle)
+    found = step_time.cost_microbatches(list(needed.values()), job.recipe, job.gpu, job.at, job.bundle)
     costs = dict(zip(needed, found, strict=True))
-    graphs = [optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
-    optimisers = iter(predict_graphs(graphs, job.gpu, sweep_clocks(job.gpu, job.at), job.bundle))
+    graphs = [step_time.optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
+    optimisers = iter(predict_graphs(graphs, job.gpu, step_time.sweep_clocks(job.gpu, job.at), job.bundle))
     candidates = []
     for strategy, work, memory in zip(strategies, works, memories, strict=True):
         step = swept = None
         if strategy in timed:
-            swept = time_step(
+            swept = step_time.time_step(
                 costs[id(work)], job.recipe, strategy, job.links, next(optimisers), job.waiting_w,
                 job.bundle.cards.latency,
             )  # fmt: skip
@@ -468,7 +458,7 @@ def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Ca
 
 
 def _trade_curve(
-    job: JobSetting, swept: StepTime, gpus: int, steps: float
+    job: JobSetting, swept: step_time.StepTime, gpus: int, steps: float
 ) -> tuple[tuple[float, float, float, float], ...]:
     """Return clock, hours and kWh of the GPUs at several power limits, the given or default one first."""
     limit_w, lowest = job.limit_w, job.gpu.power.min_limit_w
@@ -481,7 +471,9 @@ def _trade_curve(
     return tuple((float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True))
 
 
-def _slack_kwh(stages: StageCosts, clock: int, waiting_w: Array, strategy: TrainingStrategy, steps: float) -> float:
+def _slack_kwh(
+    stages: step_time.StageCosts, clock: int, waiting_w: Array, strategy: TrainingStrategy, steps: float
+) -> float:
     """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own [Chung2024].
 
     ``clock`` is the place, in the clocks that stages were costed at, of the one that the power limit allows.
@@ -495,7 +487,9 @@ def _slack_kwh(stages: StageCosts, clock: int, waiting_w: Array, strategy: Train
     return float(saved_j) * steps * strategy.gpus / strategy.pp / 3.6e6
 
 
-def _relative_interval(cost: MicrobatchCost, step: StepTime, gpus: int, node_gpus: int) -> tuple[float, float]:
+def _relative_interval(
+    cost: step_time.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
+) -> tuple[float, float]:
     """Return the ends of the step time over the prediction: the predictor's for compute, wide ones for exchanges."""
     total = sum(float(p.latency_s[-1]) for p in cost.predictions)
     low = sum(float(p.interval.latency_s[-1, 0]) for p in cost.predictions) / total

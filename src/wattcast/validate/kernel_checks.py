@@ -14,29 +14,8 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
-from wattcast.fit.database_fit import (
-    KIND_OF_QUANTITY,
-    CardComponents,
-    CardShift,
-    RowOrigins,
-    check_left_out_cards,
-    combine_spread,
-    compare_cards,
-    fit_cold_cache,
-    load_layers,
-    load_origins,
-    predict_held_out_layers_s,
-    shipped_held_out,
-)
+from wattcast.fit import database_fit, held_out
 from wattcast.fit.engine_fit import JudgedRows, judge_engine_rows
-from wattcast.fit.held_out import (
-    INTERVAL_LEVEL,
-    HeldOutRows,
-    conformal_ends,
-    fit_nearness_line,
-    power_ends,
-    scale_ratios,
-)
 from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, on_random_data
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase
@@ -49,7 +28,7 @@ from wattcast.predictor.bundle.support_widening import CardSpread, nearness_scal
 from wattcast.predictor.kernel_phases import count_events
 
 
-def kernel_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
+def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return errors overall and by family, with capped and uncapped rows apart."""
     where = f"{gpu} kernels, held-out shapes"
     family, data = np.array(held.family), np.array(held.data)
@@ -89,9 +68,9 @@ def kernel_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
     ]
 
 
-def interval_rows(held: HeldOutRows, gpu: str) -> list[LedgerRow]:
+def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return the share of held-out rows inside intervals whose ends come from the other folds, and their width."""
-    where = f"{gpu} kernels, intervals of {INTERVAL_LEVEL:.0%}"
+    where = f"{gpu} kernels, intervals of {held_out.INTERVAL_LEVEL:.0%}"
     family = np.array(held.family)
     random = np.array(held.data) == "random"
     burst = np.array([kind == "burst" for kind in held.kind])
@@ -139,28 +118,28 @@ def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
 
 
 def _find_covered(
-    quantity: str, ratio: Array, held: HeldOutRows, family: npt.NDArray[np.str_], known: Mask
+    quantity: str, ratio: Array, held: held_out.HeldOutRows, family: npt.NDArray[np.str_], known: Mask
 ) -> tuple[Mask, Array]:
     """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
     near = held.near if quantity == "latency" else held.near_power
     inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
     for k in np.unique(held.fold[known]):
         others = known & (held.fold != k)
-        line = fit_nearness_line(np.log(ratio[others]), family[others], near[others])
-        typical = scale_ratios(ratio[others], near[others], line)
+        line = held_out.fit_nearness_line(np.log(ratio[others]), family[others], near[others])
+        typical = held_out.scale_ratios(ratio[others], near[others], line)
         for name in np.unique(family[known & (held.fold == k)]):
             here = known & (held.fold == k) & (family == name)
             if quantity == "latency":
-                low, high = conformal_ends(typical[family[others] == name])
+                low, high = held_out.conformal_ends(typical[family[others] == name])
             else:
-                low, high = power_ends(typical, family[others], str(name))
+                low, high = held_out.power_ends(typical, family[others], str(name))
             scale = nearness_scale(near[here], line)
             inside[here] = (ratio[here] >= low**scale) & (ratio[here] <= high**scale)
             width[here] = high**scale - low**scale
     return inside, width
 
 
-def _family_mean(held: HeldOutRows) -> Array:
+def _family_mean(held: held_out.HeldOutRows) -> Array:
     """Return the mean power of each row's family over the other folds, which is the floor."""
     family, found = np.array(held.family), np.full(len(held.kind), np.nan)
     known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
@@ -170,9 +149,9 @@ def _family_mean(held: HeldOutRows) -> Array:
     return found
 
 
-def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
+def choice_rows(gpu: str, held: held_out.HeldOutRows | None = None) -> list[LedgerRow]:
     """Return how often the fitted kernel choice is the library's, and the latency error with the kernel that ran."""
-    held = held or shipped_held_out(gpu)
+    held = held or database_fit.shipped_held_out(gpu)
     if held is None:
         return []
     burst = np.array([kind == "burst" for kind in held.kind]) & (np.array(held.data) == "random")
@@ -192,7 +171,7 @@ def choice_rows(gpu: str, held: HeldOutRows | None = None) -> list[LedgerRow]:
     return chosen + oracle
 
 
-def _summarise_agreement(held: HeldOutRows, at: Mask) -> dict[str, Any]:
+def _summarise_agreement(held: held_out.HeldOutRows, at: Mask) -> dict[str, Any]:
     """Return shares in percent."""
 
     def parse(text: str) -> tuple[str, int, int, bool]:
@@ -271,15 +250,15 @@ def _counter_row(gpu: str, name: str, predicted: Array, measured: Array) -> Ledg
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
     """Return the error of layers' times from a law that saw no such architecture; floor: the operators' sum."""
-    layers = load_layers(gpu, hardware.load_gpu(gpu))
+    layers = database_fit.load_layers(gpu, hardware.load_gpu(gpu))
     if layers is None:
         return []
-    law = fit_cold_cache(layers)
+    law = database_fit.fit_cold_cache(layers)
     return [
         score_row(
             f"{gpu} layers of operators that hand on results",
             "latency, architecture unseen",
-            predict_held_out_layers_s(layers),
+            database_fit.predict_held_out_layers_s(layers),
             layers.layer_s,
             layers.alone_s,
             floor_is="sum of the operators alone",
@@ -289,24 +268,28 @@ def layer_rows(gpu: str) -> list[LedgerRow]:
     ]
 
 
-def card_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
+def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
     """Return the spread between cards: what the database shows, what is taken, and whether it holds elsewhere."""
-    rows, origin = load_kernel_rows(gpu), load_origins(gpu)
+    rows, origin = load_kernel_rows(gpu), database_fit.load_origins(gpu)
     where = f"{gpu} cards of the kind"
-    found = {quantity: compare_cards(rows, origin, quantity, held) for quantity in KIND_OF_QUANTITY}
+    found = {
+        quantity: database_fit.compare_cards(rows, origin, quantity, held)
+        for quantity in database_fit.KIND_OF_QUANTITY
+    }
     spreads = [
-        _make_spread_row(where, quantity, found[quantity], combine_spread(found)) for quantity in KIND_OF_QUANTITY
+        _make_spread_row(where, quantity, found[quantity], database_fit.combine_spread(found))
+        for quantity in database_fit.KIND_OF_QUANTITY
     ]
     return spreads + [
-        one for quantity in KIND_OF_QUANTITY for one in _make_common_rows(where, quantity, rows, origin)
+        one for quantity in database_fit.KIND_OF_QUANTITY for one in _make_common_rows(where, quantity, rows, origin)
     ]
 
 
 def _make_spread_row(
-    where: str, quantity: str, found: CardComponents | list[CardShift], spread: CardSpread
+    where: str, quantity: str, found: database_fit.CardComponents | list[database_fit.CardShift], spread: CardSpread
 ) -> LedgerRow:
     more: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
-    if isinstance(found, CardComponents):
+    if isinstance(found, database_fit.CardComponents):
         more |= {
             "cards": found.cards,
             "common_to_a_card": f"{100 * found.card:.2f} %",
@@ -317,13 +300,15 @@ def _make_spread_row(
         for i, s in enumerate(found, start=2):
             more[f"card_{i}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
         more["from"] = spread.source
-    rows = found.rows if isinstance(found, CardComponents) else sum(s.rows for s in found)
+    rows = found.rows if isinstance(found, database_fit.CardComponents) else sum(s.rows for s in found)
     return make_ledger_row(where, f"{quantity}, deviation of another card", rows, None, **more)
 
 
-def _make_common_rows(where: str, quantity: str, rows: KernelRows, origin: RowOrigins) -> list[LedgerRow]:
+def _make_common_rows(
+    where: str, quantity: str, rows: KernelRows, origin: database_fit.RowOrigins
+) -> list[LedgerRow]:
     """Return the share of kernels in common that lie within the spread that the other cards show."""
-    found = check_left_out_cards(rows, origin, quantity)
+    found = database_fit.check_left_out_cards(rows, origin, quantity)
     if not found:
         return []
     inside = np.concatenate(list(found.values()))

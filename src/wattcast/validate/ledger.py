@@ -23,7 +23,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import BadInput, unknown_name
+from wattcast.core.errors import BadInput, check_names
 from wattcast.core.measured_rows import database_folder
 from wattcast.core.strict_files import load_study, reference_folder
 from wattcast.core.whole_files import cache_root, write_whole
@@ -259,8 +259,7 @@ HELD_OUT_QUANTITIES = {  # kind of rows, column and its scale, what axes say, sh
 
 def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     """Draw predicted against measured kernels that were held out of the fit, on random data, one panel per family."""
-    if quantity not in HELD_OUT_QUANTITIES:
-        raise unknown_name("quantity", quantity, HELD_OUT_QUANTITIES, f"Known: {', '.join(HELD_OUT_QUANTITIES)}.")
+    check_names("quantity", quantity, HELD_OUT_QUANTITIES)
     kind, column, scale, what, band, logarithmic = HELD_OUT_QUANTITIES[quantity]
     held = load_held_out(gpu)
     true, said = getattr(held, column) * scale, getattr(held, f"predicted_{column}") * scale

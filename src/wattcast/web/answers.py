@@ -31,16 +31,9 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
 from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, rank_assumptions
 from wattcast.predictor.prices import parse_prices
+from wattcast.report import configuration_view
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
-from wattcast.report.configuration_view import (
-    ConfigurationView,
-    MemoryRoom,
-    RunSettings,
-    compute_memory_room,
-    find_clock_span,
-    view_configuration,
-)
 from wattcast.report.figure_style import encode_figure
 from wattcast.report.html_report import build_report_page
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
@@ -50,19 +43,7 @@ from wattcast.serving.engine_simulator import limit_events
 from wattcast.serving.simulate_serving import simulate
 from wattcast.training.train_job import train
 from wattcast.training.training_report import summarise_training
-from wattcast.web.request_schema import (
-    MOST_SIMULATED,
-    PLAN_REQUESTS,
-    Configuration,
-    ConfigurationList,
-    FigureRequest,
-    PlanRequest,
-    SimulationRequest,
-    TrainingRequest,
-    Workload,
-    check_nesting,
-    read_request,
-)
+from wattcast.web import request_schema
 from wattcast.workload import model_catalogue
 from wattcast.workload.build_model import count_parameters
 from wattcast.workload.graph import Graph
@@ -175,7 +156,7 @@ def list_catalogue() -> CatalogueOut:
 
 
 def _gpu_to_output(gpu: Gpu) -> GpuOut:
-    low_hz, high_hz = find_clock_span(gpu)
+    low_hz, high_hz = configuration_view.find_clock_span(gpu)
     limit_w = float(np.mean(gpu.power.limit_w))
     least, most, step = gpu.power.min_limit_w, gpu.power.max_limit_w, gpu.clocks.step_hz
     tensor = gpu.pipes.tensor_flop_per_cycle
@@ -206,7 +187,7 @@ def _model_to_output(model: ModelSpec) -> ModelOut:
     return ModelOut(model.name, model.title, str(model.kind), count_parameters(model), context)
 
 
-def view_to_output(seen: ConfigurationView) -> ViewOut:
+def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
     """Convert one configuration, short enough to be sent at every move of a slider."""
     p = seen.prediction
     shown = predictions_to_output([p], MOST_OPS).predictions[0]
@@ -248,7 +229,7 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
     return sorted(found, key=lambda group: -group.energy_j)[:MOST_OPS]
 
 
-def room_to_output(found: MemoryRoom) -> RoomOut:
+def room_to_output(found: configuration_view.MemoryRoom) -> RoomOut:
     """Convert what a run holds in memory."""
     if found.footprint is None:
         return RoomOut(found.capacity_byte, None, None, None, None)
@@ -257,7 +238,7 @@ def room_to_output(found: MemoryRoom) -> RoomOut:
     return RoomOut(found.capacity_byte, held, total, found.footprint.fits(found.capacity_byte), found.largest_batch)
 
 
-def operators_to_csv(seen: Sequence[ConfigurationView]) -> bytes:
+def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> bytes:
     """Write a line for each operator of each configuration, with SI units in the head."""
     parts = list(dict.fromkeys(m.name for look in seen for m in look.prediction.modules))
     out = io.StringIO()
@@ -303,7 +284,7 @@ def answer_request(kind: str, body: bytes) -> Answer:
     """Answer a request; this never raises, and never tells about the inside."""
     try:
         takes, make = REQUEST_KINDS[kind]
-        asked = body.decode("utf-8", "replace") if takes is str else read_request(body, takes)
+        asked = body.decode("utf-8", "replace") if takes is str else request_schema.read_request(body, takes)
         with limit_events(MOST_EVENTS):
             made = make(asked)
         return made if isinstance(made, Answer) else Answer(200, JSON, msgspec.json.encode(made))
@@ -326,7 +307,7 @@ def _answer_gpu(name: str) -> GpuDetailOut:
     return GpuDetailOut(gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown))
 
 
-def _answer_compare(asked: ConfigurationList) -> dict[str, Any]:
+def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
     first, *others = [summarise_prediction(view.prediction) for view in _views_of(asked)]
     if not others:
         raise bad_value("configurations", "two to four to compare", "one")
@@ -340,7 +321,7 @@ def _answer_compare(asked: ConfigurationList) -> dict[str, Any]:
     return {"against_first": pairs}
 
 
-def _answer_plan(asked: PlanRequest) -> dict[str, Any]:
+def _answer_plan(asked: request_schema.PlanRequest) -> dict[str, Any]:
     ttft, tpot = (None if s is None else f"p{asked.percentile:g}:{s}s" for s in (asked.ttft_s, asked.tpot_s))
     return plan(
         _model_of(asked),
@@ -357,15 +338,17 @@ def _answer_plan(asked: PlanRequest) -> dict[str, Any]:
         **asked.prices(),
         ttft=ttft,
         tpot=tpot,
-        requests=PLAN_REQUESTS,
+        requests=request_schema.PLAN_REQUESTS,
     ).to_dict()
 
 
-def _answer_simulate(asked: SimulationRequest) -> dict[str, Any]:
+def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
     trace = None if asked.trace is None else parse_trace(asked.trace.encode(), _clip_label(asked.trace_name))
     count = len(trace) if trace is not None else (asked.rate_per_s or 0.0) * asked.seconds
-    if count > MOST_SIMULATED:
-        raise BadInput(f"{count:,.0f} requests; over HTTP at most {MOST_SIMULATED:,}. Use the command line.")
+    if count > request_schema.MOST_SIMULATED:
+        raise BadInput(
+            f"{count:,.0f} requests; over HTTP at most {request_schema.MOST_SIMULATED:,}. Use the command line."
+        )
     given = ("prompt", "output", "seconds", "arrivals", "dtype", "weights", "kv_dtype", "tp", "replicas")
     found = simulate(
         _model_of(asked),
@@ -385,7 +368,7 @@ def _answer_simulate(asked: SimulationRequest) -> dict[str, Any]:
     return found.summarise() | {"over_time": {name: values.tolist() for name, values in over_time.items()}}
 
 
-def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
+def _answer_train(asked: request_schema.TrainingRequest) -> dict[str, Any]:
     given = ("gpus", "tokens", "seq", "lora", "minimise")
     found = train(
         _model_of(asked),
@@ -399,7 +382,7 @@ def _answer_train(asked: TrainingRequest) -> dict[str, Any]:
     return summarise_training(found)
 
 
-def _answer_figure(asked: FigureRequest) -> Answer:
+def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
     if asked.format not in TYPES:
         raise bad_value("format", f"one of {', '.join(TYPES)}", asked.format)
     seen = _views_of(asked)  # all of them, so that a wrong one is told even if not drawn
@@ -407,24 +390,26 @@ def _answer_figure(asked: FigureRequest) -> Answer:
     return Answer(200, TYPES[asked.format], encode_figure(drawn, asked.format))
 
 
-def _answer_report(asked: ConfigurationList) -> Answer:
+def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
     main, *more = _views_of(asked)
-    others: dict[str, ConfigurationView | str] = {
+    others: dict[str, configuration_view.ConfigurationView | str] = {
         f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)
     }
     page = build_report_page(main, others, "wattcast serve", datetime.now(UTC))
     return Answer(200, HTML, page.encode())
 
 
-def _views_of(asked: ConfigurationList | FigureRequest) -> list[ConfigurationView]:
+def _views_of(
+    asked: request_schema.ConfigurationList | request_schema.FigureRequest,
+) -> list[configuration_view.ConfigurationView]:
     return [_view_of(configuration) for configuration in asked.configurations]
 
 
-def _view_of(asked: Configuration) -> ConfigurationView:
+def _view_of(asked: request_schema.Configuration) -> configuration_view.ConfigurationView:
     work = _load_workload(asked)
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
     gpu, bundle = _load_card(asked.gpu)
-    settings = RunSettings(
+    settings = configuration_view.RunSettings(
         asked.clock_hz,
         asked.power_limit_w,
         asked.host_launch_s,
@@ -434,13 +419,13 @@ def _view_of(asked: Configuration) -> ConfigurationView:
         bundle=bundle,
         force=True,  # the page says itself what does not fit
     )
-    seen = view_configuration(work, gpu, options, settings)
+    seen = configuration_view.view_configuration(work, gpu, options, settings)
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
 
-def _room_of(asked: Configuration) -> MemoryRoom:
+def _room_of(asked: request_schema.Configuration) -> configuration_view.MemoryRoom:
     work = _load_workload(asked)
-    return compute_memory_room(
+    return configuration_view.compute_memory_room(
         work if isinstance(work, ModelSpec) else None, _load_card(asked.gpu)[0], asked.options()
     )
 
@@ -452,14 +437,14 @@ def _load_card(name: str) -> tuple[Gpu, Bundle]:
     return gpu, bundle_for(gpu)
 
 
-def _model_of(asked: Workload) -> ModelSpec:
+def _model_of(asked: request_schema.Workload) -> ModelSpec:
     work = _load_workload(asked)
     if isinstance(work, Graph):
         raise bad_value("file", "a model: its name, or a Hugging Face config.json", "a list of operators")
     return work
 
 
-def _load_workload(asked: Workload) -> ModelSpec | Graph:
+def _load_workload(asked: request_schema.Workload) -> ModelSpec | Graph:
     if (asked.model is None) == (asked.file is None):
         raise bad_value("request", "either a model or a file", "both" if asked.model else "neither")
     if asked.model is not None:
@@ -490,7 +475,7 @@ def _load_upload(digest: bytes, label: str, content: bytes) -> ModelSpec | Graph
 
 def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
     """Parse JSON that a user dropped on the page: a Hugging Face configuration, a trace or a list of operators."""
-    check_nesting(content, label)
+    request_schema.check_nesting(content, label)
     plain = msgspec.json.decode(content)
     if not isinstance(plain, (dict, list)):
         raise bad_value(label, "a JSON object or list", type(plain).__name__)
@@ -511,16 +496,19 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
 REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is read, and what answers it
     "catalogue": (str, lambda _: list_catalogue()),
     "gpu": (str, _answer_gpu),
-    "predict": (ConfigurationList, lambda asked: predictions_to_output([v.prediction for v in _views_of(asked)])),
-    "view": (Configuration, lambda asked: view_to_output(_view_of(asked))),
-    "room": (Configuration, lambda asked: room_to_output(_room_of(asked))),
-    "compare": (ConfigurationList, _answer_compare),
-    "plan": (PlanRequest, _answer_plan),
-    "simulate": (SimulationRequest, _answer_simulate),
-    "train": (TrainingRequest, _answer_train),
-    "csv": (ConfigurationList, lambda asked: Answer(200, CSV, operators_to_csv(_views_of(asked)))),
-    "figure": (FigureRequest, _answer_figure),
-    "report": (ConfigurationList, _answer_report),
+    "predict": (
+        request_schema.ConfigurationList,
+        lambda asked: predictions_to_output([v.prediction for v in _views_of(asked)]),
+    ),
+    "view": (request_schema.Configuration, lambda asked: view_to_output(_view_of(asked))),
+    "room": (request_schema.Configuration, lambda asked: room_to_output(_room_of(asked))),
+    "compare": (request_schema.ConfigurationList, _answer_compare),
+    "plan": (request_schema.PlanRequest, _answer_plan),
+    "simulate": (request_schema.SimulationRequest, _answer_simulate),
+    "train": (request_schema.TrainingRequest, _answer_train),
+    "csv": (request_schema.ConfigurationList, lambda asked: Answer(200, CSV, operators_to_csv(_views_of(asked)))),
+    "figure": (request_schema.FigureRequest, _answer_figure),
+    "report": (request_schema.ConfigurationList, _answer_report),
 }
 
 

@@ -22,26 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wattcast import __version__
 from wattcast.predictor.prediction_json import PredictOut
-from wattcast.web import answers
+from wattcast.web import answers, worker_pool
 from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import (
-    LARGE_BYTE,
-    LARGE_KINDS,
-    LIMIT_S,
-    LOOPBACK,
-    ClientBusy,
-    ClientSlots,
-    ConnectionTable,
-    WorkerPool,
-    host_name,
-    is_known_host,
-    is_loopback,
-    known_hosts,
-    make_protocol,
-    open_socket,
-    run_pool,
-)
 
 ARRIVE_S = 30.0  # for a body
 MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms
@@ -69,15 +52,15 @@ class RequestGuard:
     def __init__(
         self,
         app: ASGIApp,
-        hosts: Iterable[str] = LOOPBACK,
+        hosts: Iterable[str] = worker_pool.LOOPBACK,
         most_byte: int = MOST_BYTE,
         arrive_s: float = ARRIVE_S,
-        slots: ClientSlots | None = None,
+        slots: worker_pool.ClientSlots | None = None,
     ) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
         self._most_byte, self._arrive_s = most_byte, arrive_s
-        self._slots = slots or ClientSlots()
+        self._slots = slots or worker_pool.ClientSlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,10 +79,10 @@ class RequestGuard:
             host = (scope.get("client") or ("",))[0]
             length = Headers(scope=scope).get("content-length", "")
             kind = scope.get("path", "").rpartition("/")[2]
-            large = kind in LARGE_KINDS or not length.isdecimal() or int(length) > LARGE_BYTE
+            large = kind in worker_pool.LARGE_KINDS or not length.isdecimal() or int(length) > worker_pool.LARGE_BYTE
             async with self._slots.running(host, large):
                 await self._pass(scope, receive, sent)
-        except ClientBusy as error:
+        except worker_pool.ClientBusy as error:
             await _refuse(scope, receive, sent, 429, str(error))
         except _TooMuch as error:
             if not sent.begun:
@@ -141,10 +124,10 @@ class RequestGuard:
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)
-        if not is_known_host(headers.getlist("host"), self._hosts):
+        if not worker_pool.is_known_host(headers.getlist("host"), self._hosts):
             return 421, "this server does not answer to that Host. Start it with --allow-host NAME to allow one."
         for origin in headers.getlist("origin"):
-            if host_name(origin.partition("://")[2]) not in self._hosts:
+            if worker_pool.host_name(origin.partition("://")[2]) not in self._hosts:
                 return 403, "requests from other sites are not answered."
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._most_byte:
@@ -214,12 +197,12 @@ _REFUSED = {
 }
 
 
-def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = LOOPBACK) -> RequestGuard:
+def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = worker_pool.LOOPBACK) -> RequestGuard:
     """Make the whole application behind its guard; the pool starts and stops with it."""
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        async with run_pool(pool):
+        async with worker_pool.run_pool(pool):
             for question in answers.FIRST_QUESTIONS:
                 await pool.ask(*question)
             yield
@@ -236,7 +219,7 @@ def make_app(pool: WorkerPool, feed: Feed, hosts: Iterable[str] = LOOPBACK) -> R
 def openapi_schema() -> dict[str, Any]:
     """Return the OpenAPI schema without a server."""
     app = FastAPI(title="Wattcast", version=__version__)
-    _add_questions(app, WorkerPool())
+    _add_questions(app, worker_pool.WorkerPool())
     _add_live_feed(app, FeedWatchers(recorded_feed()))
     return _make_schema(app)
 
@@ -275,7 +258,7 @@ def _add_pages(app: FastAPI) -> None:
         return Response(held[name], headers=fresh, media_type=kind)
 
 
-def _add_questions(app: FastAPI, pool: WorkerPool) -> None:
+def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
     def endpoint(kind: str) -> Any:
         async def post(request: Request) -> Response:
             said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -318,7 +301,7 @@ def _add_questions(app: FastAPI, pool: WorkerPool) -> None:
         return {"wattcast": __version__}
 
 
-async def _asked(pool: WorkerPool, kind: str, body: bytes) -> Response:
+async def _asked(pool: worker_pool.WorkerPool, kind: str, body: bytes) -> Response:
     reply = await pool.ask(kind, body)
     headers = {"cache-control": "no-store"}
     if kind in ATTACHMENTS and reply.status == 200:
@@ -395,17 +378,17 @@ def serve_page(
     feed: Feed,
     hosts: Sequence[str] = (),
     workers: int = 2,
-    limit_s: float = LIMIT_S,
+    limit_s: float = worker_pool.LIMIT_S,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve until interrupted. ``hosts`` are names, besides loopback's, that the server answers to."""
-    names = known_hosts(host, hosts)
-    listening = open_socket(host, port)
+    names = worker_pool.known_hosts(host, hosts)
+    listening = worker_pool.open_socket(host, port)
     name = f"[{host}]" if ":" in host else host
-    app = make_app(WorkerPool(workers, limit_s), feed, names)
+    app = make_app(worker_pool.WorkerPool(workers, limit_s), feed, names)
     config = uvicorn.Config(
         app,
-        http=make_protocol(ConnectionTable()),
+        http=worker_pool.make_protocol(worker_pool.ConnectionTable()),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -414,6 +397,6 @@ def serve_page(
         ws="none",
     )
     say(f"wattcast serves http://{name}:{listening.getsockname()[1]}/ (stop it with Ctrl-C)")
-    if not is_loopback(host):
+    if not worker_pool.is_loopback(host):
         say("note: everyone who reaches this address may use it; there is no password and no encryption.")
     asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))

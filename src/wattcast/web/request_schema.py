@@ -21,18 +21,7 @@ from wattcast.report.prediction_figures import FIGURES
 from wattcast.serving.arrivals import ARRIVAL_PROCESSES
 from wattcast.serving.capacity_plan import PlanAim
 from wattcast.training.train_job import MINIMISE
-from wattcast.workload import model_catalogue
-from wattcast.workload.model_options import (
-    KV_DTYPES,
-    RECIPES,
-    RUNNABLE_DTYPES,
-    WEIGHT_ONLY,
-    AttentionMode,
-    ModelOptions,
-    OutputHead,
-    SoftwareStack,
-    WorkloadPhase,
-)
+from wattcast.workload import model_catalogue, model_options
 
 MOST_BYTE = 2 << 20  # of a request; a configuration is a few kilobytes, an operator list some hundred
 MOST_DEPTH = 32  # of an upload's nesting
@@ -56,7 +45,7 @@ def _one_of(names: Any) -> Meta:
 
 
 GpuName = Annotated[str, _one_of(hardware.gpu_names())]
-NumberFormat = Annotated[str, _one_of(RUNNABLE_DTYPES)]
+NumberFormat = Annotated[str, _one_of(model_options.RUNNABLE_DTYPES)]
 
 
 DATA = ("random", "zeros", "ones", "relu")
@@ -93,11 +82,11 @@ class Configuration(Workload, kw_only=True):
     batch: Count = 1
     seq: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
     tokens: Count | None = None
-    phase: Annotated[str, _one_of(WorkloadPhase)] | None = None
+    phase: Annotated[str, _one_of(model_options.WorkloadPhase)] | None = None
     dtype: NumberFormat = str(Dtype.BF16)
-    attention: Annotated[str, _one_of(AttentionMode)] = str(AttentionMode.FLASH)
-    head: Annotated[str, _one_of(OutputHead)] | None = None
-    stack: Annotated[str, _one_of(SoftwareStack)] | None = None
+    attention: Annotated[str, _one_of(model_options.AttentionMode)] = str(model_options.AttentionMode.FLASH)
+    head: Annotated[str, _one_of(model_options.OutputHead)] | None = None
+    stack: Annotated[str, _one_of(model_options.SoftwareStack)] | None = None
     tp: Gpus = 1
     pp: Gpus = 1
     dp: Gpus = 1
@@ -106,9 +95,9 @@ class Configuration(Workload, kw_only=True):
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
     recompute: bool = False
     image: Annotated[int, Meta(ge=1, le=16384)] | None = None
-    quantization: Annotated[str, _one_of(RECIPES)] | None = None
-    weights: Annotated[str, _one_of(WEIGHT_ONLY)] | None = None
-    kv_dtype: Annotated[str, _one_of(KV_DTYPES)] | None = None
+    quantization: Annotated[str, _one_of(model_options.RECIPES)] | None = None
+    weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
+    kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
     host_launch_s: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -116,10 +105,10 @@ class Configuration(Workload, kw_only=True):
     duration_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     data: Annotated[str, _one_of(DATA)] = "random"
 
-    def options(self) -> ModelOptions:
+    def options(self) -> model_options.ModelOptions:
         """Return the options of the model."""
-        given = {name: getattr(self, name) for name in ModelOptions.__dataclass_fields__}
-        return ModelOptions(**given)
+        given = {name: getattr(self, name) for name in model_options.ModelOptions.__dataclass_fields__}
+        return model_options.ModelOptions(**given)
 
 
 class ConfigurationList(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,8 +133,8 @@ class ServingQuestion(Workload, kw_only=True):
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
     dtype: NumberFormat = str(Dtype.BF16)
-    weights: Annotated[str, _one_of(WEIGHT_ONLY)] | None = None
-    kv_dtype: Annotated[str, _one_of(KV_DTYPES)] | None = None
+    weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
+    kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
 
 
 class PlanRequest(ServingQuestion, kw_only=True):

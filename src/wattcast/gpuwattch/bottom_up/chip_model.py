@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, log2
 
+from wattcast.gpuwattch.bottom_up import chip_units
 from wattcast.gpuwattch.bottom_up.array_layout import (
     ArrayCost,
     SearchedBuffer,
@@ -14,21 +15,6 @@ from wattcast.gpuwattch.bottom_up.array_layout import (
     sram_cost,
 )
 from wattcast.gpuwattch.bottom_up.chip_design import CacheShape, ChipDesign, count_tag_bits
-from wattcast.gpuwattch.bottom_up.chip_units import (
-    LogicCost,
-    MemoryControllerCost,
-    arbiter_cost,
-    coalescer_cost,
-    count_pipeline_latches,
-    crossbar_cost,
-    decoder_cost,
-    functional_unit_cost,
-    latch_cost,
-    memory_controller_cost,
-    router_cost,
-    unmodelled_core_cost,
-    warp_selection_cost,
-)
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts
 from wattcast.gpuwattch.bottom_up.technology import Technology, find_repeated_wire, find_technology, to_float
 from wattcast.power.component_power import Leakage
@@ -61,28 +47,28 @@ class BuiltChip:
     constant: CacheCost
     texture: CacheCost
     shared: ArrayCost
-    shared_crossbar: LogicCost
+    shared_crossbar: chip_units.LogicCost
     registers: ArrayCost
-    register_crossbar: LogicCost
-    register_arbiter: LogicCost
+    register_crossbar: chip_units.LogicCost
+    register_arbiter: chip_units.LogicCost
     collector: ArrayCost
     buffer: ArrayCost  # instructions fetched
     window: ArrayCost
-    selection: LogicCost
-    decoders: LogicCost
-    latch: LogicCost
+    selection: chip_units.LogicCost
+    decoders: chip_units.LogicCost
+    latch: chip_units.LogicCost
     latches: float
-    alu: LogicCost
-    fpu: LogicCost
-    sfu: LogicCost
-    rest: LogicCost
+    alu: chip_units.LogicCost
+    fpu: chip_units.LogicCost
+    sfu: chip_units.LogicCost
+    rest: chip_units.LogicCost
     l2: CacheCost | None
-    router: tuple[LogicCost, LogicCost, LogicCost]
+    router: tuple[chip_units.LogicCost, chip_units.LogicCost, chip_units.LogicCost]
     link_j: float  # of a flit, beyond the router
-    controller: MemoryControllerCost
+    controller: chip_units.MemoryControllerCost
     coalescer_read_j: float
     coalescer_write_j: float
-    coalescer: LogicCost  # of one SM's tables, leakage and area
+    coalescer: chip_units.LogicCost  # of one SM's tables, leakage and area
 
 
 def long_channel_leakage_share(design: ChipDesign, tech: Technology, where: str) -> float:
@@ -111,8 +97,8 @@ def build_chip(design: ChipDesign) -> BuiltChip:
         "instruction window", design.window, window_tag_bit, design.instruction_bit, ArrayPorts(0, 1, 1, 1)
     )
     outputs = max(rf.collectors * rf.crossbar_ports // rf.banks, 1)
-    register_crossbar = crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(toggle, 1.0)
-    *tables, compare_j = coalescer_cost(tech, design.pending)
+    register_crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(toggle, 1.0)
+    *tables, compare_j = chip_units.coalescer_cost(tech, design.pending)
     register_bit = ceil(log2(rf.registers))
     link = find_repeated_wire(tech).cost(design.link_um, design.router.flit_bit)
     return BuiltChip(
@@ -123,17 +109,21 @@ def build_chip(design: ChipDesign) -> BuiltChip:
         constant=_cache_cost(tech, design, design.constant, "constant cache", ports),
         texture=_cache_cost(tech, design, design.texture, "texture cache", ports),
         shared=sram_cost(tech, _cache_array(design.shared, "shared memory", ports, toggle)),
-        shared_crossbar=crossbar_cost(tech, design.crossbar_lanes, design.crossbar_lanes, 32).times(toggle, 1.0),
+        shared_crossbar=chip_units.crossbar_cost(tech, design.crossbar_lanes, design.crossbar_lanes, 32).times(
+            toggle, 1.0
+        ),
         registers=sram_cost(tech, registers),
         register_crossbar=register_crossbar,
-        register_arbiter=arbiter_cost(tech, rf.banks, register_crossbar.area_um2**0.5),
+        register_arbiter=chip_units.arbiter_cost(tech, rf.banks, register_crossbar.area_um2**0.5),
         collector=sram_cost(tech, collector),
         buffer=sram_cost(tech, buffer),
         window=searched_buffer_cost(tech, window),
-        selection=warp_selection_cost(tech, design.warps),
-        decoders=decoder_cost(tech, design.opcode_bit) + decoder_cost(tech, register_bit) + decoder_cost(tech, 8),
-        latch=latch_cost(tech),
-        latches=count_pipeline_latches(
+        selection=chip_units.warp_selection_cost(tech, design.warps),
+        decoders=chip_units.decoder_cost(tech, design.opcode_bit)
+        + chip_units.decoder_cost(tech, register_bit)
+        + chip_units.decoder_cost(tech, 8),
+        latch=chip_units.latch_cost(tech),
+        latches=chip_units.count_pipeline_latches(
             design.warps,
             design.issue,
             1,
@@ -143,17 +133,17 @@ def build_chip(design: ChipDesign) -> BuiltChip:
             design.instruction_bit,
             design.depth,
         ),
-        alu=functional_unit_cost(tech, "alu"),
-        fpu=functional_unit_cost(tech, design.fpu),
-        sfu=functional_unit_cost(tech, "sfu"),
-        rest=unmodelled_core_cost(tech, design.depth, design.warps),
+        alu=chip_units.functional_unit_cost(tech, "alu"),
+        fpu=chip_units.functional_unit_cost(tech, design.fpu),
+        sfu=chip_units.functional_unit_cost(tech, "sfu"),
+        rest=chip_units.unmodelled_core_cost(tech, design.depth, design.warps),
         l2=_cache_cost(tech, design, design.l2, "L2 cache", ArrayPorts(1), is_l2=True) if design.l2 else None,
-        router=router_cost(tech, design.router),
+        router=chip_units.router_cost(tech, design.router),
         link_j=toggle * to_float(link.energy_j),
-        controller=memory_controller_cost(tech, design.controller),
+        controller=chip_units.memory_controller_cost(tech, design.controller),
         coalescer_read_j=sum(table.read_j for table in tables) + compare_j,
         coalescer_write_j=sum(table.write_j for table in tables) + compare_j,
-        coalescer=LogicCost(
+        coalescer=chip_units.LogicCost(
             0.0,
             sum(table.subthreshold_w for table in tables),
             sum(table.gate_w for table in tables),
@@ -246,7 +236,12 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
     found: list[ChipPart] = []
 
     def add(
-        name: str, group: str, cost: LogicCost | ArrayCost | CacheCost, share: float, count: int, each: float = 1.0
+        name: str,
+        group: str,
+        cost: chip_units.LogicCost | ArrayCost | CacheCost,
+        share: float,
+        count: int,
+        each: float = 1.0,
     ) -> None:
         leak_w = (cost.subthreshold_w * share * each, cost.gate_w * each)
         found.append(ChipPart(name, group, count, *leak_w, cost.area_um2 * each / _UM2_PER_MM2))
@@ -260,7 +255,7 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
     ):
         if not (design.one_l1 and name in ("L1 data cache", "texture cache")):
             add(name, "sm", memory, core, sms)
-    inside: tuple[tuple[str, LogicCost | ArrayCost, float], ...] = (
+    inside: tuple[tuple[str, chip_units.LogicCost | ArrayCost, float], ...] = (
         ("shared memory", chip.shared, float(design.words_of_access)),
         ("shared-memory crossbar", chip.shared_crossbar, 1.0),
         ("register-file banks", chip.registers, float(design.registers.arrays)),

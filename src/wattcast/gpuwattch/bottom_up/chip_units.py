@@ -10,8 +10,9 @@ from math import log, log2
 import msgspec
 import numpy as np
 
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
+from wattcast.gpuwattch.bottom_up import technology
 from wattcast.gpuwattch.bottom_up.array_layout import (
     ArrayCost,
     SearchedBuffer,
@@ -20,20 +21,6 @@ from wattcast.gpuwattch.bottom_up.array_layout import (
     sram_cost,
 )
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPartition, ArrayPorts, bank_cost
-from wattcast.gpuwattch.bottom_up.technology import (
-    BOTTOM_UP_PACKAGE,
-    Technology,
-    check_at_least_one,
-    drain_capacitance_f,
-    find_repeated_wire,
-    find_technology,
-    gate_area_um2,
-    gate_capacitance_f,
-    inverter_leakage_w,
-    nand_leakage_w,
-    to_float,
-    wire_f_per_um,
-)
 
 _WIDE = 4.0  # crossbar wires are this much wider and further apart than the global pitch (CACTI 6)
 _NARROWEST = 0.8  # a crossbar flatter than this is stretched, in steps, until its sides are alike
@@ -62,28 +49,30 @@ class LogicCost:
 
 
 @cache
-def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> LogicCost:
+def crossbar_cost(tech: technology.Technology, inputs: int, outputs: int, bits: int) -> LogicCost:
     """Return the cost of a matrix crossbar of tri-state buffers: ``bits`` travel along a row and down a column.
 
     E = bits · (two wires + (C_in·outputs + C_out·inputs + C_internal + C_control)·V²) (CACTI 6) [Muralimanohar2007].
     Idle crossing points leak through two transistors in series.
     """
-    check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
-    wire = find_repeated_wire(tech, _WIDE)
+    technology.check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
+    wire = technology.find_repeated_wire(tech, _WIDE)
     min_um, p_to_n, v2 = tech.min_width_um, tech.p_to_n, tech.vdd2
     reach_um = inputs * bits * tech.wide.pitch_um
     driver = wire.repeater * min(reach_um / wire.spacing_um, 1.0)  # in minimum widths
     first = max(driver * (1.0 + p_to_n) / (3.0 + 3.0 * p_to_n), 1.0)
-    in_f = gate_capacitance_f(tech, first * min_um * 3.0 * (1.0 + p_to_n))
-    inside_f = 3.0 * drain_capacitance_f(tech, first * min_um) + 3.0 * to_float(
-        drain_capacitance_f(tech, first * min_um * p_to_n)
+    in_f = technology.gate_capacitance_f(tech, first * min_um * 3.0 * (1.0 + p_to_n))
+    inside_f = 3.0 * technology.drain_capacitance_f(tech, first * min_um) + 3.0 * technology.to_float(
+        technology.drain_capacitance_f(tech, first * min_um * p_to_n)
     )
-    inside_f += gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
-    out_f = drain_capacitance_f(tech, driver * min_um) + to_float(drain_capacitance_f(tech, driver * min_um * p_to_n))
-    control_f = gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
-    gates_um2 = 2.0 * to_float(gate_area_um2(tech, driver * min_um)) + 2.0 * to_float(
-        gate_area_um2(tech, first * min_um, 2)
+    inside_f += technology.gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
+    out_f = technology.drain_capacitance_f(tech, driver * min_um) + technology.to_float(
+        technology.drain_capacitance_f(tech, driver * min_um * p_to_n)
     )
+    control_f = technology.gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
+    gates_um2 = 2.0 * technology.to_float(
+        technology.gate_area_um2(tech, driver * min_um)
+    ) + 2.0 * technology.to_float(technology.gate_area_um2(tech, first * min_um, 2))
     pitch, cell_um, stretch = tech.wide.pitch_um, 50.0 * tech.feature_um, 1.0
     while True:  # stretched in steps until its sides are alike
         height_um, beside = stretch * cell_um, math.ceil(cell_um / pitch)
@@ -93,25 +82,25 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Log
         if min(shape, 1.0 / shape) >= _NARROWEST or stretch >= _MOST_STRETCH or inputs <= 2 or outputs <= 2:
             break
         stretch += 0.2
-    wires_j = to_float(wire.cost(across_um + down_um).energy_j)
+    wires_j = technology.to_float(wire.cost(across_um + down_um).energy_j)
     switched_f = in_f * outputs + out_f * inputs + inside_f + control_f
-    sub, gate = inverter_leakage_w(tech, 2.0 * driver * min_um)
-    pair_sub, pair_gate = nand_leakage_w(tech, 3.0 * first * min_um, 2)
+    sub, gate = technology.inverter_leakage_w(tech, 2.0 * driver * min_um)
+    pair_sub, pair_gate = technology.nand_leakage_w(tech, 3.0 * first * min_um, 2)
     points = inputs * outputs * bits  # of them all but one a column are cut off by two transistors in series
     rows, columns = (
         wire.cost(length, 1.0, lines * bits) for length, lines in ((across_um, inputs), (down_um, outputs))
     )
-    lines_sub = to_float(rows.subthreshold_w + columns.subthreshold_w)
-    lines_gate = to_float(rows.gate_w + columns.gate_w)
+    lines_sub = technology.to_float(rows.subthreshold_w + columns.subthreshold_w)
+    lines_gate = technology.to_float(rows.gate_w + columns.gate_w)
     return LogicCost(
         bits * (wires_j + switched_f * v2),
-        points * _CUT_OFF * (to_float(sub) + 2.0 * to_float(pair_sub)) + lines_sub,
-        points * _CUT_OFF * (to_float(gate) + 2.0 * to_float(pair_gate)) + lines_gate,
+        points * _CUT_OFF * (technology.to_float(sub) + 2.0 * technology.to_float(pair_sub)) + lines_sub,
+        points * _CUT_OFF * (technology.to_float(gate) + 2.0 * technology.to_float(pair_gate)) + lines_gate,
         across_um * down_um,
     )
 
 
-def arbiter_cost(tech: Technology, requests: int, line_um: float) -> LogicCost:
+def arbiter_cost(tech: technology.Technology, requests: int, line_um: float) -> LogicCost:
     """Return the cost of a matrix arbiter: request and priority lines, an inner node, and a grant line.
 
     E = (n·(C_request + 2·C_priority)/2 + C_grant + C_inner/2)·V² (Orion, MICRO 2002); the grant line of ``line_um``
@@ -119,16 +108,18 @@ def arbiter_cost(tech: Technology, requests: int, line_um: float) -> LogicCost:
     """
     feature, v2 = tech.feature_um, tech.vdd2
     nor_n, nor_p, inv_n, inv_p = 6.75 * feature, 38.0 * feature, 6.25 * feature, 12.5 * feature
-    nor_f = gate_capacitance_f(tech, 2.0 * nor_n + nor_p)
+    nor_f = technology.gate_capacitance_f(tech, 2.0 * nor_n + nor_p)
     inv_f = (
-        gate_capacitance_f(tech, inv_n + inv_p) + drain_capacitance_f(tech, inv_n) + drain_capacitance_f(tech, inv_p)
+        technology.gate_capacitance_f(tech, inv_n + inv_p)
+        + technology.drain_capacitance_f(tech, inv_n)
+        + technology.drain_capacitance_f(tech, inv_p)
     )
-    drains_f = 2.0 * drain_capacitance_f(tech, nor_n) + drain_capacitance_f(tech, nor_p)
+    drains_f = 2.0 * technology.drain_capacitance_f(tech, nor_n) + technology.drain_capacitance_f(tech, nor_p)
     request_f = requests * nor_f + inv_f
-    grant_f = drains_f + line_um * wire_f_per_um(tech, tech.wide, 1.0, 3.0) + inv_f
+    grant_f = drains_f + line_um * technology.wire_f_per_um(tech, tech.wide, 1.0, 3.0) + inv_f
     energy_j = (requests * (request_f + 2.0 * nor_f) / 2.0 + grant_f + (drains_f + nor_f) / 2.0) * v2
-    sub, gate = inverter_leakage_w(tech, (nor_n + inv_n) * requests)
-    return LogicCost(energy_j, to_float(sub), to_float(gate))
+    sub, gate = technology.inverter_leakage_w(tech, (nor_n + inv_n) * requests)
+    return LogicCost(energy_j, technology.to_float(sub), technology.to_float(gate))
 
 
 @dataclass(frozen=True)
@@ -142,11 +133,11 @@ class RouterShape:
     depth: int = 1  # entries of a buffer
 
     def __post_init__(self) -> None:
-        check_at_least_one("router", **vars(self))
+        technology.check_at_least_one("router", **vars(self))
 
 
 @cache
-def router_cost(tech: Technology, shape: RouterShape) -> tuple[LogicCost, LogicCost, LogicCost]:
+def router_cost(tech: technology.Technology, shape: RouterShape) -> tuple[LogicCost, LogicCost, LogicCost]:
     """Return the costs of buffer (a write and a read), crossbar and arbiters for one flit that passes.
 
     The router's area is a box: its input buffers in a column, the crossbar at their side; arbiters fill the free
@@ -190,34 +181,33 @@ class FunctionalUnit:
 @cache
 def functional_units() -> dict[str, FunctionalUnit]:
     """Return every functional unit of ``units.csv`` by name."""
-    rows = read_shipped_table(BOTTOM_UP_PACKAGE, "data", "units.csv")
+    rows = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "units.csv")
     return {unit.unit: unit for unit in msgspec.convert(rows, list[FunctionalUnit], strict=False)}
 
 
-def functional_unit_cost(tech: Technology, name: str) -> LogicCost:
+def functional_unit_cost(tech: technology.Technology, name: str) -> LogicCost:
     """Return the cost of one operation of a unit, scaled from its published figures.
 
     E = E₀ · factor · (F/F₀) · (V/V₀)² · short circuit: capacitance scales with the feature size F, the factor covers
     the parts that the synthesis leaves out. Leakage, published for a 45 nm library, follows the off current, the
     width and the voltage.
     """
-    if name not in functional_units():
-        raise unknown_name("functional unit", name, functional_units())
+    check_names("functional unit", name, functional_units(), "")
     unit = functional_units()[name]
     feature_nm = tech.feature_um * 1e3
     scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
     shrink = tech.logic_area_scale if unit.area_scaling == "linear" else (feature_nm / 90.0) ** 2
-    library = find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
+    library = technology.find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
     leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(library)
     energy_j = unit.energy_pj * 1e-12 * unit.factor * scale * tech.short_circuit
     return LogicCost(energy_j, leak_w, 0.0, unit.area_90nm_um2 * shrink * MACRO_OVERHEAD)
 
 
-def _off_w_per_gate(tech: Technology) -> float:
+def _off_w_per_gate(tech: technology.Technology) -> float:
     return tech.off_a_per_um * tech.feature_um * tech.voltage_v
 
 
-def latch_cost(tech: Technology) -> LogicCost:
+def latch_cost(tech: technology.Technology) -> LogicCost:
     """Return the cost of a flip-flop of six NAND gates in one cycle.
 
     In a third each of the cycles it switches, keeps a one and keeps a zero.
@@ -225,18 +215,18 @@ def latch_cost(tech: Technology) -> LogicCost:
     Widths of 25 and 37.5 features (20 and 30 µm at 0.8 µm), a load of two such gates (McPAT 0.8).
     """
     n_um, p_um, v2 = 25.0 * tech.feature_um, 37.5 * tech.feature_um, tech.vdd2
-    gate = gate_capacitance_f(tech, n_um + p_um)
-    down, up = drain_capacitance_f(tech, n_um, stack=2), drain_capacitance_f(tech, p_um)
+    gate = technology.gate_capacitance_f(tech, n_um + p_um)
+    down, up = technology.drain_capacitance_f(tech, n_um, stack=2), technology.drain_capacitance_f(tech, p_um)
 
     def node(fan_in: int, fan_out: int) -> float:
         return down + fan_in * up + fan_out * gate
 
     switch_j = 0.5 * (3 * node(2, 1) + node(2, 3) + node(3, 2) + node(2, 2) + 4.0 * gate) * v2
     keep_j = (node(2, 3) + node(3, 2)) * v2
-    sub_n, gate_n = nand_leakage_w(tech, n_um, 2)
+    sub_n, gate_n = technology.nand_leakage_w(tech, n_um, 2)
     energy_j = ((switch_j + keep_j) / 3.0 + 2.0 * gate * v2) * tech.short_circuit
-    area = 6.0 * to_float(gate_area_um2(tech, n_um, 2)) * MACRO_OVERHEAD
-    return LogicCost(energy_j, 6.0 * to_float(sub_n), 6.0 * to_float(gate_n), area)
+    area = 6.0 * technology.to_float(technology.gate_area_um2(tech, n_um, 2)) * MACRO_OVERHEAD
+    return LogicCost(energy_j, 6.0 * technology.to_float(sub_n), 6.0 * technology.to_float(gate_n), area)
 
 
 def count_pipeline_latches(
@@ -252,35 +242,35 @@ def count_pipeline_latches(
     return float(bits / 6.0 * max(depth, 6))
 
 
-def warp_selection_cost(tech: Technology, candidates: int) -> LogicCost:
+def warp_selection_cost(tech: technology.Technology, candidates: int) -> LogicCost:
     """Return the cost of the tree of four-input priority encoders that picks a ready warp (Palacharla, TR 1996)."""
-    check_at_least_one("scheduler", warps=candidates)
+    technology.check_at_least_one("scheduler", warps=candidates)
     feature = tech.feature_um
     small, middle, wide = 6.25 * feature, 12.5 * feature, 18.75 * feature
-    any_f = 4.0 * drain_capacitance_f(tech, middle) + drain_capacitance_f(tech, 50.0 * feature)
-    encode_f = 10.0 * drain_capacitance_f(tech, middle)
-    encode_f += sum(drain_capacitance_f(tech, wide, stack=stack) for stack in (1, 2, 3, 4))
-    encode_f += 8.0 * gate_capacitance_f(tech, small + middle) + 20.0 * to_float(
-        gate_capacitance_f(tech, middle + wide)
+    any_f = 4.0 * technology.drain_capacitance_f(tech, middle) + technology.drain_capacitance_f(tech, 50.0 * feature)
+    encode_f = 10.0 * technology.drain_capacitance_f(tech, middle)
+    encode_f += sum(technology.drain_capacitance_f(tech, wide, stack=stack) for stack in (1, 2, 3, 4))
+    encode_f += 8.0 * technology.gate_capacitance_f(tech, small + middle) + 20.0 * technology.to_float(
+        technology.gate_capacitance_f(tech, middle + wide)
     )
-    encode_f += 4.0 * drain_capacitance_f(tech, small) + 8.0 * drain_capacitance_f(tech, middle)
+    encode_f += 4.0 * technology.drain_capacitance_f(tech, small) + 8.0 * technology.drain_capacitance_f(tech, middle)
     energy_j = 2.0 * candidates * (any_f + encode_f) * tech.vdd2 * tech.short_circuit
-    sub, gate = inverter_leakage_w(tech, candidates * (3.0 * middle + 5.0 * small))
-    return LogicCost(energy_j, to_float(sub), to_float(gate))
+    sub, gate = technology.inverter_leakage_w(tech, candidates * (3.0 * middle + 5.0 * small))
+    return LogicCost(energy_j, technology.to_float(sub), technology.to_float(gate))
 
 
-def decoder_cost(tech: Technology, bits: int) -> LogicCost:
+def decoder_cost(tech: technology.Technology, bits: int) -> LogicCost:
     """Return the cost of a decoder: one of 2^bits lines switches, each with a driver 100 features wide."""
     lines = 2**bits
     last_um = 100.0 * tech.feature_um
     driver_um = last_um * (1.0 + 1.0 / 4.0 + 1.0 / 16.0)  # and two stages before it, a quarter each
-    sub, gate = inverter_leakage_w(tech, driver_um)
-    energy_j = gate_capacitance_f(tech, driver_um * (1.0 + tech.p_to_n)) * tech.vdd2
-    area_um2 = to_float(gate_area_um2(tech, last_um)) * 1.4
-    return LogicCost(energy_j, to_float(sub) * lines, to_float(gate) * lines, area_um2 * lines)
+    sub, gate = technology.inverter_leakage_w(tech, driver_um)
+    energy_j = technology.gate_capacitance_f(tech, driver_um * (1.0 + tech.p_to_n)) * tech.vdd2
+    area_um2 = technology.to_float(technology.gate_area_um2(tech, last_um)) * 1.4
+    return LogicCost(energy_j, technology.to_float(sub) * lines, technology.to_float(gate) * lines, area_um2 * lines)
 
 
-def unmodelled_core_cost(tech: Technology, depth: int, warps: int) -> LogicCost:
+def unmodelled_core_cost(tech: technology.Technology, depth: int, warps: int) -> LogicCost:
     """Return area and leakage of the parts of a core that no model covers, from die photographs (McPAT 0.8).
 
     A = (6.55 − 2.19·ln depth) mm² at 90 nm, 7 % more for each doubling of the warps.
@@ -291,10 +281,10 @@ def unmodelled_core_cost(tech: Technology, depth: int, warps: int) -> LogicCost:
     return LogicCost(0.0, leak.subthreshold_w, leak.gate_w, area_um2 * MACRO_OVERHEAD)
 
 
-def gate_leakage_cost(tech: Technology, gates: float, width: float) -> LogicCost:
+def gate_leakage_cost(tech: technology.Technology, gates: float, width: float) -> LogicCost:
     """Return the leakage of ``gates`` inverters, each ``width`` minimum widths wide."""
-    sub, gate = inverter_leakage_w(tech, width * tech.min_width_um)
-    return LogicCost(0.0, gates * to_float(sub), gates * to_float(gate))
+    sub, gate = technology.inverter_leakage_w(tech, width * tech.min_width_um)
+    return LogicCost(0.0, gates * technology.to_float(sub), gates * technology.to_float(gate))
 
 
 _TAG_EXTRA_BIT = 5  # state bits beside an address (CACTI)
@@ -338,7 +328,7 @@ class MemoryControllerCost:
 
 
 @cache
-def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryControllerCost:
+def memory_controller_cost(tech: technology.Technology, mc: MemoryController) -> MemoryControllerCost:
     """Return the cost of memory controllers: front end (a searched window and data buffers), transaction engine, PHY.
 
     A request takes a search of the window per word, and buffers, engine and PHY per beat. A tenth of the peak power
@@ -391,7 +381,7 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     )
 
 
-def coalescer_cost(tech: Technology, entries: int) -> tuple[ArrayCost, ArrayCost, ArrayCost, float]:
+def coalescer_cost(tech: technology.Technology, entries: int) -> tuple[ArrayCost, ArrayCost, ArrayCost, float]:
     """Return costs of request table, thread masks and counters, and the comparison's joules (manual 2.2.3)."""
     ports = ArrayPorts(0, 1, 1)
     table = sram_cost(tech, SramArray("pending-request table", _REQUEST_BYTE * entries, _REQUEST_BYTE, 1, 1, ports))
@@ -412,9 +402,8 @@ class DramEnergy:
 
 def find_dram_energy(kind: str) -> DramEnergy:
     """Return the published energy of a kind of device memory."""
-    rows = {row["kind"]: row for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "dram.csv")}
-    if kind not in rows:
-        raise unknown_name("kind of memory", kind, rows)
+    rows = {row["kind"]: row for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dram.csv")}
+    check_names("kind of memory", kind, rows, "")
     row = rows[kind]
     read, write = (float(row[key]) * 8e-12 if row[key] else None for key in ("read_pj_per_bit", "write_pj_per_bit"))
     return DramEnergy(kind, read, write, row["source"])

@@ -12,21 +12,13 @@ from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import BadInput, bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
-from wattcast.gpuwattch.bottom_up import chip_design
+from wattcast.gpuwattch.bottom_up import chip_design, chip_model
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign
-from wattcast.gpuwattch.bottom_up.chip_model import (
-    BuiltChip,
-    CacheCost,
-    build_chip,
-    chip_area_mm2,
-    chip_leakage,
-    list_chip_parts,
-)
 from wattcast.gpuwattch.bottom_up.chip_units import find_dram_energy, functional_unit_cost, functional_units
 from wattcast.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE
 from wattcast.gpuwattch.energy_table import EnergyTable
@@ -57,7 +49,7 @@ _PANELS = {  # size to change -> title, and the figures that show its effect
 }
 
 
-def counter_energies(chip: BuiltChip) -> dict[str, float]:
+def counter_energies(chip: chip_model.BuiltChip) -> dict[str, float]:
     """Return joules per count of GPUWattch's counters, with device memory where the design has its energy.
 
     Each counter adds up the accesses that GPUWattch's McPAT charges it for; ``data/counters.csv`` lists them.
@@ -113,18 +105,18 @@ def counter_energies(chip: BuiltChip) -> dict[str, float]:
     return table
 
 
-def pipeline_duty_w(chip: BuiltChip) -> float:
+def pipeline_duty_w(chip: chip_model.BuiltChip) -> float:
     """Return the watts of all SMs' pipelines at duty one: three quarters of their latches switch every cycle."""
     d = chip.design
     cycle_j = chip.latches * chip.latch.energy_j * d.pipelines
     return cycle_j * d.sm_count * _BUSY_UNITS / _UNITS_OF_PIPELINE * d.clock_hz
 
 
-def _read_miss_j(cost: CacheCost, write_back: bool) -> float:
+def _read_miss_j(cost: chip_model.CacheCost, write_back: bool) -> float:
     return cost.array.read_j + (0.0 if write_back else cost.missed_j)
 
 
-def _write_miss_j(cost: CacheCost, write_back: bool) -> float:
+def _write_miss_j(cost: chip_model.CacheCost, write_back: bool) -> float:
     found = cost.array.write_j + cost.array.tag_read_j
     return found + (cost.array.write_j + cost.missed_j + cost.written_back_j if write_back else 0.0)
 
@@ -134,7 +126,7 @@ _FP16_BIT = 16
 _FLOP_PER_FMA = 2.0
 
 
-def module_event_energies(chip: BuiltChip, gpu: Gpu) -> dict[str, float]:
+def module_event_energies(chip: chip_model.BuiltChip, gpu: Gpu) -> dict[str, float]:
     """Return joules per event of the module model at the design's voltage, for random data.
 
     An operation costs its unit, its operands in the register file and its share of issuing the instruction. An event
@@ -202,8 +194,7 @@ class EnergyChange:
 def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -> chip_design.ChipDesign:
     """Multiply some sizes of a design; a size that does not come out whole is refused."""
     for name, factor in factors.items():
-        if name not in SIZE_KNOBS:
-            raise unknown_name("part to change", name, SIZE_KNOBS)
+        check_names("part to change", name, SIZE_KNOBS, "")
         if not factor > 0.0:
             raise bad_value(f"{name}: factor", "above zero", factor)
     found = design
@@ -223,20 +214,22 @@ def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -
         ports = ceil(design.router.inputs * count / design.sm_count)
         found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
     if found.link_um:
-        grown = chip_area_mm2(build_chip(found)) / chip_area_mm2(build_chip(design))
+        grown = chip_model.chip_area_mm2(chip_model.build_chip(found)) / chip_model.chip_area_mm2(
+            chip_model.build_chip(design)
+        )
         found = replace(found, link_um=design.link_um * sqrt(grown))  # the die's side
     return found
 
 
-def compare_chips(before: BuiltChip, after: BuiltChip) -> tuple[EnergyChange, ...]:
+def compare_chips(before: chip_model.BuiltChip, after: chip_model.BuiltChip) -> tuple[EnergyChange, ...]:
     """Compare every counter's joules, the pipelines' watts, leakage and area of two chips."""
     old, new = counter_energies(before), counter_energies(after)
     rows = [EnergyChange(name, "J", joule, new[name]) for name, joule in old.items() if joule > 0.0]
-    leak = [chip_leakage(chip).cores_w + chip_leakage(chip).rest_w for chip in (before, after)]
+    leak = [chip_model.chip_leakage(chip).cores_w + chip_model.chip_leakage(chip).rest_w for chip in (before, after)]
     rows += [
         EnergyChange(PIPELINES, "W", pipeline_duty_w(before), pipeline_duty_w(after)),
         EnergyChange(LEAKAGE, "W", leak[0], leak[1]),
-        EnergyChange(AREA, "mm2", chip_area_mm2(before), chip_area_mm2(after)),
+        EnergyChange(AREA, "mm2", chip_model.chip_area_mm2(before), chip_model.chip_area_mm2(after)),
     ]
     return tuple(rows)
 
@@ -257,7 +250,7 @@ _FPU = ("FPU_ACC", "DPU_ACC")
 class BottomUpEnergies:
     """A built chip and, for a catalogue GPU, the energies of the module model's events."""
 
-    chip: BuiltChip
+    chip: chip_model.BuiltChip
     modules: Mapping[str, float]  # event -> J; empty for an architecture file
     gpu: Gpu | None = None  # of the catalogue
 
@@ -283,14 +276,14 @@ def energies_of_architecture(
     design = chip_design.design_from_architecture(architecture, sm_count)
     if clock_hz is not None:
         fields["clock_hz"] = clock_hz
-    return BottomUpEnergies(build_chip(replace(design, **fields)), {})
+    return BottomUpEnergies(chip_model.build_chip(replace(design, **fields)), {})
 
 
 def energies_of_gpu(
     gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
 ) -> BottomUpEnergies:
     """Return the energies of a catalogue GPU."""
-    chip = build_chip(chip_design.design_from_gpu(gpu, feature_nm, voltage_v, temperature_k))
+    chip = chip_model.build_chip(chip_design.design_from_gpu(gpu, feature_nm, voltage_v, temperature_k))
     return BottomUpEnergies(chip, module_event_energies(chip, gpu), gpu)
 
 
@@ -306,7 +299,7 @@ def energies_of_file(
 
 def scale_sizes(found: BottomUpEnergies, factors: Mapping[str, float]) -> BottomUpEnergies:
     """Build the chip again with some sizes multiplied: registers, l1, shared, l2, sms."""
-    chip = build_chip(scale_design(found.design, factors))
+    chip = chip_model.build_chip(scale_design(found.design, factors))
     return BottomUpEnergies(chip, module_event_energies(chip, found.gpu) if found.gpu is not None else {}, found.gpu)
 
 
@@ -330,7 +323,7 @@ def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = Simul
         chip.controller.constant_w,
         chip.coalescer_read_j,
         chip.coalescer_write_j,
-        chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None,
+        chip_model.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None,
         source=found.provenance,
     )
 
@@ -360,10 +353,10 @@ def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
         "coalescer": {"read_j": chip.coalescer_read_j, "write_j": chip.coalescer_write_j},
         "parts": [
             {"part": part.name} | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
-            for part in list_chip_parts(chip)
+            for part in chip_model.list_chip_parts(chip)
         ],
-        "leakage_w": chip_leakage(chip).cores_w + chip_leakage(chip).rest_w,
-        "area_mm2": chip_area_mm2(chip),
+        "leakage_w": chip_model.chip_leakage(chip).cores_w + chip_model.chip_leakage(chip).rest_w,
+        "area_mm2": chip_model.chip_area_mm2(chip),
     }
 
 
@@ -470,9 +463,9 @@ def draw_size_changes(design: ChipDesign) -> Figure:
     """Draw energies, leakage and area of a chip relative to its own, as one size after another is multiplied."""
     figure = new_figure(9.0, 6.0)
     panels = figure.subplots(2, 2, sharex=True)
-    base = build_chip(design)
+    base = chip_model.build_chip(design)
     for axes, (knob, (title, names)) in zip(panels.flat, _PANELS.items(), strict=True):
-        chips = [build_chip(scale_design(design, {knob: step})) for step in _STEPS]
+        chips = [chip_model.build_chip(scale_design(design, {knob: step})) for step in _STEPS]
         tables = [{change.name: change.ratio for change in compare_chips(base, chip)} for chip in chips]
         for k, name in enumerate(names):
             line = "--" if name in (LEAKAGE, AREA) else "-"

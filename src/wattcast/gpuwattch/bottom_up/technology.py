@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 
 from wattcast.core.arrays import Array, Sweepable
-from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.core.errors import MissingSpecification, bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.gpuwattch.bottom_up"
@@ -185,8 +185,7 @@ def find_process(name: str) -> FoundryProcess:
     no published cell are refused.
     """
     known = {row["process"]: row for row in _read_rows("processes.csv")}
-    if name not in known:
-        raise unknown_name("process", name, known, "Give the feature size instead.")
+    check_names("process", name, known, "Give the feature size instead.")
     row = known[name]
     if not row["cell_um2"]:
         raise MissingSpecification(f"process {name}: {row['source']}. Give a node inside the table instead.")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wattcast.core.errors import BadInput, unknown_name
+from wattcast.core.errors import BadInput, check_names
 from wattcast.measure.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")
@@ -40,8 +40,7 @@ class OperandPools:
         -0.001 and 0.001, as an engine's dummy weights are; ``uniform`` lies between -1 and 1, as these weights do
         once they have been quantized with a scale.
         """
-        if pattern not in PATTERNS:
-            raise unknown_name("data pattern", pattern, PATTERNS)
+        check_names("data pattern", pattern, PATTERNS, "")
         if pattern == self.pattern:
             return
         self._torch.manual_seed(1)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import bad_value, clip_text, unknown_name
+from wattcast.core.errors import bad_value, check_names, clip_text
 from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
@@ -178,9 +178,7 @@ def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto")
 def choose_models(names: tuple[str, ...] = ()) -> list[EngineModel]:
     """Return the models called ``names`` in that order, or all planned ones."""
     planned = read_models()
-    for name in names:
-        if name not in planned:
-            raise unknown_name("planned model", name, planned, f"Planned: {', '.join(planned)}.")
+    check_names("planned model", names, planned, f"Planned: {', '.join(planned)}.")
     return [planned[name] for name in names or planned if names or name != SMOKE_MODEL]
 
 
@@ -198,9 +196,7 @@ class EngineRequest:
     smoke: bool = False
 
     def __post_init__(self) -> None:
-        for part in self.parts:
-            if part not in PARTS:
-                raise unknown_name("part", part, PARTS, f"Known: {', '.join(PARTS)}.")
+        check_names("part", self.parts, PARTS)
         if not self.loads or min(self.loads) <= 0.0:
             raise bad_value("--loads", "shares of the capacity above 0", str(self.loads))
 

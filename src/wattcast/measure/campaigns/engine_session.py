@@ -27,24 +27,7 @@ import numpy.typing as npt
 
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.measured_rows import Journal, append_rows, read_lines
-from wattcast.measure.campaigns.engine_campaign import (
-    ENVIRONMENT,
-    MAX_BATCHED_TOKENS,
-    MAX_SEQS,
-    EngineModel,
-    EngineRequest,
-    StepPoint,
-    TrafficPoint,
-    engine_row_id,
-)
-from wattcast.measure.campaigns.engine_steps import (
-    Array,
-    EngineBench,
-    StepRecorder,
-    measure_idle_engine,
-    measure_point,
-    warm_engine,
-)
+from wattcast.measure.campaigns import engine_campaign, engine_steps
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import summarise_window
 from wattcast.measure.sampler import Sampler
@@ -59,7 +42,7 @@ QUANTILES = (50, 90, 99)
 class RequestArrivals:
     """Requests of one run: when each arrives, how long its prompt is and how many tokens it makes."""
 
-    arrival_s: Array
+    arrival_s: engine_steps.Array
     prompt_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
 
@@ -91,7 +74,9 @@ class ServedRequest:
         return row
 
 
-def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30) -> RequestArrivals:
+def draw_arrivals(
+    point: engine_campaign.TrafficPoint, rate_per_s: float, max_model_len: int = 2**30
+) -> RequestArrivals:
     """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the pauses.
 
     Prompts are cut where prompt and output together would be longer than ``max_model_len``.
@@ -106,7 +91,7 @@ def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2
     return RequestArrivals(arrival_s[inside], prompt_tokens[inside], output_tokens[inside])
 
 
-def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
+def estimate_capacity(rows: list[dict[str, Any]], point: engine_campaign.TrafficPoint) -> float | None:
     """Estimate the requests a second the engine can serve, from its step rows; None where they are missing.
 
     A request costs its prompt at the rate of a prefill step and its output at the rate of the largest decode batch:
@@ -125,7 +110,7 @@ def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float 
 
 
 def serve_arrivals(
-    bench: EngineBench, arrivals: RequestArrivals, duration_s: float
+    bench: engine_steps.EngineBench, arrivals: RequestArrivals, duration_s: float
 ) -> tuple[list[ServedRequest], float]:
     """Run the arrivals; the requests as they went, and the moment on the clock from which their times count."""
     recorder, engine, clock = bench.recorder, bench.recorder.engine, bench.recorder.clock
@@ -164,7 +149,7 @@ def serve_arrivals(
 
 
 def measure_traffic(
-    bench: EngineBench, point: TrafficPoint, rate_per_s: float, run: str
+    bench: engine_steps.EngineBench, point: engine_campaign.TrafficPoint, rate_per_s: float, run: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Measure one serving run; return its summary, its requests, and its steps and power over time as columns."""
     recorder = bench.recorder
@@ -256,7 +241,7 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
     return found
 
 
-def _round_column(values: Array, name: str) -> list[float | None]:
+def _round_column(values: engine_steps.Array, name: str) -> list[float | None]:
     """Round times to the microsecond, shares to four digits, counts to whole numbers; None where not known."""
     if name.endswith("_s"):
         return [round(float(value), 6) if np.isfinite(value) else None for value in values]
@@ -275,13 +260,13 @@ WARM_PROMPTS = (64, 256, 600, 601, 602, 604, 1024, 1025, 1026, 1536, 2048, 2049,
 class EngineSession:
     """One engine that runs, where its rows go, and until when."""
 
-    request: EngineRequest
-    model: EngineModel
-    bench: EngineBench
+    request: engine_campaign.EngineRequest
+    model: engine_campaign.EngineModel
+    bench: engine_steps.EngineBench
     deadline_s: float
     run: str
     cache_tokens: int
-    max_seqs: int = MAX_SEQS
+    max_seqs: int = engine_campaign.MAX_SEQS
     fill_weights: Callable[[], int] | None = None  # gives the engine normally distributed weights
     normal_weights: bool = False
     clock: Callable[[], float] = time.monotonic
@@ -304,10 +289,10 @@ class EngineSession:
         """
         self.normal_weights = self.fill_weights is not None and self.fill_weights() > 0
         for point in self.request.step_points:
-            if self._wanted(engine_row_id(self.model, point), ROW_S):
+            if self._wanted(engine_campaign.engine_row_id(self.model, point), ROW_S):
                 self._measure_step(point)
         for traffic in self.request.traffic_points:
-            if self._wanted(engine_row_id(self.model, traffic), traffic.duration_s + DRAIN_S + 3.0):
+            if self._wanted(engine_campaign.engine_row_id(self.model, traffic), traffic.duration_s + DRAIN_S + 3.0):
                 self._serve(traffic)
         return self.counts
 
@@ -336,8 +321,8 @@ class EngineSession:
             return False
         return True
 
-    def _measure_step(self, point: StepPoint) -> None:
-        name, began_s = engine_row_id(self.model, point), self.clock()
+    def _measure_step(self, point: engine_campaign.StepPoint) -> None:
+        name, began_s = engine_campaign.engine_row_id(self.model, point), self.clock()
         planned = {key: value for key, value in asdict(point).items() if key != "temperature" or value}
         if not point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
             self.append(name, point.kind, **planned, skipped=f"no room in a cache of {self.cache_tokens} tokens")
@@ -345,7 +330,7 @@ class EngineSession:
             return
         try:
             gc.collect()
-            row = measure_point(self.bench, point)
+            row = engine_steps.measure_point(self.bench, point)
         except Exception as error:
             self._fail(name, point.kind, error, **planned)
             return
@@ -355,8 +340,8 @@ class EngineSession:
         said = f"{latency}, host {1e3 * row['host_s']:.3f} ms, {power}, {', '.join(row['flags']) or 'no flags'}"
         say(f"  {name}: {said} ({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)")
 
-    def _serve(self, point: TrafficPoint) -> None:
-        name, began_s = engine_row_id(self.model, point), self.clock()
+    def _serve(self, point: engine_campaign.TrafficPoint) -> None:
+        name, began_s = engine_campaign.engine_row_id(self.model, point), self.clock()
         planned = asdict(point) | {"held_out_load": point.held_out}
         try:
             folders = [self.request.out, *([self.request.done] if self.request.done else [])]
@@ -395,7 +380,7 @@ class EngineSession:
 
 def run_model(order: dict[str, Any]) -> int:
     """Measure one model in this process: load libraries, read the seconds it has, start the engine, measure rows."""
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    os.environ.update({name: value for name, value in engine_campaign.ENVIRONMENT.items() if name not in os.environ})
     import torch
     import vllm
 
@@ -407,7 +392,7 @@ def run_model(order: dict[str, Any]) -> int:
     if not line.strip():
         return 0
     deadline_s = time.monotonic() + float(line) - END_S
-    request = EngineRequest.from_plain(order)
+    request = engine_campaign.EngineRequest.from_plain(order)
     model = request.models[0]
     from vllm.sampling_params import RequestOutputKind
 
@@ -431,8 +416,8 @@ def run_model(order: dict[str, Any]) -> int:
         with Sampler("nvml", period_s=0.005) as sampler:
             run = make_run_name()
             Journal(request.out / "runs.jsonl", key="run").append(make_torch_run_info(run, sampler.identity, torch))
-            bench = EngineBench(
-                StepRecorder(llm.llm_engine, mark_stream),
+            bench = engine_steps.EngineBench(
+                engine_steps.StepRecorder(llm.llm_engine, mark_stream),
                 sampler,
                 partial(vllm.SamplingParams, **whole),
                 vocab_size=int(model.config["vocab_size"]),
@@ -443,11 +428,13 @@ def run_model(order: dict[str, Any]) -> int:
             room = facts["cache_tokens"], facts["max_seqs"]
             session = EngineSession(request, model, bench, deadline_s, run, *room, fill_weights=fill)
             session.append(f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts)
-            warm_engine(bench, tuple(tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len))
+            engine_steps.warm_engine(
+                bench, tuple(tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len)
+            )
             gc.collect()
             gc.freeze()
             bench.sleep(0.5)
-            session.append(f"{model.name}/idle-{run}", "idle", **measure_idle_engine(bench))
+            session.append(f"{model.name}/idle-{run}", "idle", **engine_steps.measure_idle_engine(bench))
             counts = session.measure_all()
             counts["sampler read errors"] += sampler.errors
     say(f"{model.name}: {json.dumps(counts)}")
@@ -456,7 +443,7 @@ def run_model(order: dict[str, Any]) -> int:
     os._exit(0)  # an engine can take many seconds to be torn down, and everything is on file
 
 
-def _start_engine(vllm: Any, model: EngineModel, folder: Path, smoke: bool) -> Any:
+def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, smoke: bool) -> Any:
     """Start an engine as a user would, with dummy weights; a smoke test captures few graphs."""
     options: dict[str, Any] = {"quantization": model.quantization} if model.quantization else {}
     if smoke:
@@ -468,8 +455,8 @@ def _start_engine(vllm: Any, model: EngineModel, folder: Path, smoke: bool) -> A
         dtype="bfloat16",
         kv_cache_dtype=model.kv_dtype,
         max_model_len=model.max_model_len,
-        max_num_seqs=MAX_SEQS,
-        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        max_num_seqs=engine_campaign.MAX_SEQS,
+        max_num_batched_tokens=engine_campaign.MAX_BATCHED_TOKENS,
         gpu_memory_utilization=0.3 if smoke else 0.9,
         enable_prefix_caching=False,
         disable_log_stats=True,

@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.errors import BadInput, CannotWrite, bad_value, unknown_name
+from wattcast.core.errors import BadInput, CannotWrite, bad_value, check_names
 from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
@@ -237,9 +237,7 @@ def run_kernel_campaign(
 
     ``listed`` operators take the place of the plan's; a step then measures all of them that suit it.
     """
-    for step in steps:
-        if step not in STEPS:
-            raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
+    check_names("step", steps, STEPS)
     began_s = time.monotonic()
     with hold_folder(out), Sampler("nvml") as sampler:
         bench = OperatorBench.open(CampaignGpu.open(), sampler, out)

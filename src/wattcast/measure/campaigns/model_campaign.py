@@ -18,21 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import unknown_name
+from wattcast.core.errors import check_names, unknown_name
 from wattcast.core.measured_rows import ModelKernels, ModelRow
 from wattcast.core.whole_files import hold_folder
+from wattcast.measure.campaigns import model_runs
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, list_trace_events
-from wattcast.measure.campaigns.model_runs import (
-    BuiltModel,
-    ModelDevice,
-    ModelDims,
-    ModelRunSpec,
-    build_model,
-    find_dims,
-    fits_model,
-    make_iteration,
-    read_model_plan,
-)
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, await_clock, hold_load, say
 
@@ -69,13 +59,15 @@ TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
 SETTLE = SettlingRule(longest_s=5.0)
 
 
-def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
+def make_blank_model_row(bench: OperatorBench, spec: model_runs.ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
     told = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
     return ModelRow(**told, run=bench.run, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:
+def measure_model(
+    bench: OperatorBench, spec: model_runs.ModelRunSpec, built: model_runs.BuiltModel, run: Callable[[], Any]
+) -> ModelRow:
     """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
     row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.gpu
     flags: tuple[str, ...] = ()
@@ -134,16 +126,16 @@ ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
 class ModelCampaign(Campaign):
     """One call of ``measure models``. ``cut`` makes a model small, for tests."""
 
-    cut: Callable[[ModelDims], ModelDims] = field(default=lambda dims: dims)
-    built: BuiltModel | None = None
+    cut: Callable[[model_runs.ModelDims], model_runs.ModelDims] = field(default=lambda dims: dims)
+    built: model_runs.BuiltModel | None = None
 
-    def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
+    def prepared(self, spec: model_runs.ModelRunSpec) -> tuple[model_runs.BuiltModel, Callable[[], Any]]:
         """Return the module of a row, the one at hand where it serves, and one iteration of it."""
-        device, dims = self.bench.gpu, self.cut(find_dims(spec.model))
-        if self.built is None or not fits_model(self.built, spec):
+        device, dims = self.bench.gpu, self.cut(model_runs.find_dims(spec.model))
+        if self.built is None or not model_runs.fits_model(self.built, spec):
             self.recover()
-            self.built = build_model(spec, device.torch, device.name, dims)
-        return self.built, make_iteration(self.built, spec, device.torch, device.name, dims)
+            self.built = model_runs.build_model(spec, device.torch, device.name, dims)
+        return self.built, model_runs.make_iteration(self.built, spec, device.torch, device.name, dims)
 
     def recover(self) -> None:
         """Forget the module and give its memory back."""
@@ -151,11 +143,11 @@ class ModelCampaign(Campaign):
         super().recover()
 
 
-def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
+def measure_step(campaign: ModelCampaign, specs: list[model_runs.ModelRunSpec]) -> None:
     """Measure a row of every planned workload that is not on file yet."""
     bench, done = campaign.bench, campaign.journal("models").ids
 
-    def measure(spec: ModelRunSpec) -> ModelRow:
+    def measure(spec: model_runs.ModelRunSpec) -> ModelRow:
         return measure_model(bench, spec, *campaign.prepared(spec))
 
     for spec in campaign.within([s for s in specs if s.id not in done], ROW_S, "models", every=1):
@@ -169,11 +161,11 @@ def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     campaign.recover()
 
 
-def profile_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
+def profile_step(campaign: ModelCampaign, specs: list[model_runs.ModelRunSpec]) -> None:
     """Profile the kernels of each row's iteration, launched eagerly."""
     bench, done = campaign.bench, campaign.journal("model_kernels").ids
 
-    def profile(spec: ModelRunSpec) -> ModelKernels:
+    def profile(spec: model_runs.ModelRunSpec) -> ModelKernels:
         return profile_iteration(bench.gpu, spec.id, campaign.prepared(spec)[1], bench.run)
 
     for spec in campaign.within([s for s in specs if s.id not in done], PROFILE_S, "profile", every=1):
@@ -194,12 +186,10 @@ def run_models(
     tier: int = 0,
 ) -> Counter[str]:
     """Measure the plan within ``budget_s``; ``only`` keeps one model, ``tier`` one tier, ``few`` so many rows."""
-    for step in steps:
-        if step not in STEPS:
-            raise unknown_name("step", step, STEPS, f"Known: {', '.join(STEPS)}.")
+    check_names("step", steps, STEPS)
     specs = choose_model_specs(only, few, tier)
     began_s = time.monotonic()
-    device = ModelDevice.open()
+    device = model_runs.ModelDevice.open()
     with hold_folder(out), Sampler("nvml") as sampler:
         campaign = ModelCampaign(OperatorBench.open(device, sampler, out, rule=SETTLE), out, began_s + budget_s)
         say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
@@ -208,13 +198,13 @@ def run_models(
         return campaign.finish()
 
 
-def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
+def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[model_runs.ModelRunSpec]:
     """Choose rows of the plan: all, those of one model or one tier, or the first few."""
-    known = list(dict.fromkeys(spec.model for spec in read_model_plan()))
+    known = list(dict.fromkeys(spec.model for spec in model_runs.read_model_plan()))
     if only and only not in known:
         raise unknown_name("planned model", only, known, f"Planned: {', '.join(known)}.")
-    tiers = sorted({spec.tier for spec in read_model_plan()})
+    tiers = sorted({spec.tier for spec in model_runs.read_model_plan()})
     if tier and tier not in tiers:
         raise unknown_name("tier", str(tier), map(str, tiers), f"Planned: {', '.join(map(str, tiers))}.")
-    specs = [spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
+    specs = [spec for spec in model_runs.read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
     return specs[:few] if few else specs

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from importlib.resources import files
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
-from wattcast.core.measured_rows import Journal, Plain
+from wattcast.core.measured_rows import Journal, Plain, read_shipped_table
 from wattcast.measure.campaigns.kernel_campaign import read_listed
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 
@@ -86,11 +84,7 @@ def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "")
     command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off", "--nvtx"]
     command += [sys.executable, "-m", "wattcast.measure", "counters", "--target", "--out", str(out)]
     command += ["--budget", f"{left_s}s", "--few", str(few), "--plan", listed]
-    ended = subprocess.run(command, timeout=budget_s + 20.0, check=False, env=dict(os.environ))
-    if ended.returncode != 0 or not raw.exists():
-        said = raw.read_text(errors="replace")[-600:] if raw.exists() else ""
-        print(f"ncu ended with {ended.returncode}. {said}", file=sys.stderr)
-    rows = list(read_counter_table(raw.read_text(errors="replace").splitlines())) if raw.exists() else []
+    rows = list(read_counter_table(run_ncu(command, raw, budget_s + 20.0).splitlines()))
     journal = Journal(out / "counters.jsonl")
     for row in rows:
         if row["id"] not in journal.ids:
@@ -98,10 +92,21 @@ def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "")
     return {"kernels": len(rows), "operators": len({row["spec"] for row in rows}), "metrics": len(metrics)}
 
 
+def run_ncu(command: list[str], raw: Path, longest_s: float) -> str:
+    """Run ``ncu`` and return the table it wrote, empty where there is none; what went wrong goes to stderr."""
+    try:
+        code = subprocess.run(command, timeout=longest_s, check=False).returncode
+    except subprocess.TimeoutExpired:
+        code = -1
+    said = raw.read_text(errors="replace") if raw.exists() else ""
+    if code != 0 or not said:
+        print(f"ncu ended with {code}. {said[-600:]}", file=sys.stderr)
+    return said
+
+
 def read_wanted_metrics() -> list[str]:
     """Read ``name.suffix`` of every row of ``counter_metrics.csv``."""
-    text = files("wattcast.measure.campaigns").joinpath("counter_metrics.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = read_shipped_table("wattcast.measure.campaigns", "counter_metrics.csv")
     return [row["pattern"] + (f".{row['suffix']}" if row["suffix"] else "") for row in rows]
 
 
@@ -124,28 +129,26 @@ def keep_known_metrics(wanted: list[str], known: set[str]) -> list[str]:
 
 
 def read_counter_table(lines: Iterable[str]) -> Iterable[Plain]:
-    """Read ``ncu --csv --page raw``: one row per kernel, with the range it ran in.
-
-    Lines before the header are messages of ``ncu``; the line after it holds units.
-    """
-    kept = [line for line in lines if line.startswith('"')]
-    if not kept:
-        return
-    table = csv.DictReader(kept)
+    """Read one row per kernel of ``ncu``'s table, with the range it ran in."""
     order: dict[str, int] = {}
-    wanted = set(read_wanted_metrics())
-    for place, row in enumerate(table):
+    for row, metrics in read_ncu_rows(lines, read_wanted_metrics()):
         text = " ".join(value for value in row.values() if isinstance(value, str))
-        found = re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)
-        if not found or (place == 0 and not row.get("ID")):
+        if (found := re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)) is None:
             continue
         spec = found[1]
         order[spec] = order.get(spec, -1) + 1
+        yield {"id": f"{spec}-{order[spec]}", "spec": spec, "kernel": row.get("Kernel Name", ""), "metrics": metrics}
+
+
+def read_ncu_rows(lines: Iterable[str], wanted: list[str]) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+    """Yield each kernel of ``ncu --csv --page raw`` with its ``wanted`` metrics, without messages and units."""
+    for row in csv.DictReader(line for line in lines if line.startswith('"')):
         metrics = {}
-        for name in (name for name in row if name in wanted):
+        for name in (name for name in wanted if name in row):
             with contextlib.suppress(ValueError):  # a metric this kernel does not have
                 metrics[name] = float((row[name] or "").replace(",", ""))
-        yield {"id": f"{spec}-{order[spec]}", "spec": spec, "kernel": row.get("Kernel Name", ""), "metrics": metrics}
+        if row.get("ID"):
+            yield row, metrics
 
 
 def count_operators(budget_s: float, few: int = 0, listed: str = "") -> int:

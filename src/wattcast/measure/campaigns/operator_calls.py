@@ -155,22 +155,16 @@ def _call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 def _call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Run a model of made-up sizes, whose layers hand on their results and have weights of their own."""
-    from wattcast.measure.campaigns.model_runs import (
-        ModelDims,
-        ModelRunSpec,
-        build_model,
-        eager_settings,
-        make_iteration,
-    )
+    from wattcast.measure.campaigns import model_runs
 
     given, device = spec.detail, builder.operands.device
-    dims = ModelDims(**given["dims"])
-    row = ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
-    built = build_model(row, builder.torch, device, dims)
-    step = make_iteration(built, row, builder.torch, device, dims)
+    dims = model_runs.ModelDims(**given["dims"])
+    row = model_runs.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
+    built = model_runs.build_model(row, builder.torch, device, dims)
+    step = model_runs.make_iteration(built, row, builder.torch, device, dims)
 
     def run(i: int) -> Any:
-        with eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
+        with model_runs.eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
             return step()
 
     return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)
