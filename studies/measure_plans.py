@@ -1,6 +1,6 @@
-"""Write the plans that `wattcast lab kernels --plan training` and its chain step read.
+"""Write the plans that `wattcast lab kernels --plan` and ``studies/kernel_chains.py`` read.
 
-Run: ``python studies/measure_plans.py`` (renews ``training.jsonl`` and ``chains.jsonl`` in ``measure/campaigns``).
+Run: ``python studies/measure_plans.py`` (renews ``training.jsonl`` and ``chains.jsonl`` in ``studies/plans``).
 
 The training plan draws gradients, caches, batch norm and optimiser steps around the sizes of published models. A
 chain is a part of a layer of two models at several numbers of tokens.
@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 from wattcast.core.units import Dtype
-from wattcast.measure.campaigns import kernel_plan
 from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, spec_from_operator
 
 try:
@@ -361,4 +360,4 @@ def make_lines(name: str) -> str:
 
 if __name__ == "__main__":
     for _name in PLANS:
-        (Path(kernel_plan.__file__).parent / _name).write_text(make_lines(_name), encoding="utf-8")
+        (Path(__file__).resolve().parent / "plans" / _name).write_text(make_lines(_name), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write ``stacks.jsonl``: ``python tests/measure/make_stacks.py``.
+"""Write ``studies/plans/stacks.jsonl``: ``python tests/measure/make_stacks.py``.
 
 Models of made-up sizes, none of them one that is measured whole, so that what is learned from their layers can be
 judged by whole models. Layers are spelled by Wattcast's own front end.
@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import wattcast.measure.campaigns as measured
 from wattcast.measure.campaigns.kernel_plan import spec_from_operator
 from wattcast.measure.campaigns.model_runs import ModelDims
 from wattcast.workload.graph import Graph
@@ -23,7 +22,7 @@ from wattcast.workload.program import ADAMW_ALIGNMENT, ADAMW_ELEMENTS_PER_LAUNCH
 from wattcast.workload.readers import load_workload
 from wattcast.workload.readers.from_json import operator_to_plain
 
-FILE = Path(measured.__file__).parent / "stacks.jsonl"
+FILE = Path(__file__).resolve().parents[2] / "studies" / "plans" / "stacks.jsonl"
 SIZES = (
     ("decode", 1, 512),
     ("decode", 8, 1536),

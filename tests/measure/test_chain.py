@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from studies.kernel_chains import PLANS, list_chain_members, read_chains
 
 from studies import measure_plans
 from wattcast.core.errors import BadInput
@@ -18,10 +19,9 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
-from wattcast.measure.campaigns import kernel_campaign
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_campaign import STEPS, read_listed
-from wattcast.measure.campaigns.operator_rows import KernelCampaign, read_chains
+from wattcast.measure.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.database_files import (
     find_chain_extras,
     make_summary_page,
@@ -42,16 +42,19 @@ def test_chains_hold_six_to_twelve_different_operators() -> None:
 
 @pytest.mark.parametrize("name", measure_plans.PLANS)
 def test_plans_are_what_their_study_writes(name: str) -> None:
-    shipped = Path(kernel_campaign.__file__).with_name(name)
-    assert shipped.read_text(encoding="utf-8") == measure_plans.make_lines(name)
+    assert (PLANS / name).read_text(encoding="utf-8") == measure_plans.make_lines(name)
 
 
-def test_members_and_training_are_plans_by_name() -> None:
-    named = read_listed(Path("chains"))
+def test_operators_of_a_workload_file_are_a_plan(tmp_path: Path) -> None:
+    named = list_chain_members()
     assert {spec.id for spec in named} == {member.id for chain in read_chains() for member in chain.members}
-    assert len(read_listed(Path("training"))) > 800
-    with pytest.raises(BadInput, match="training"):
+    assert len(read_listed(PLANS / "training.jsonl")) > 800
+    with pytest.raises(BadInput, match="studies/plans"):
         read_listed(Path("trainings"))
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text('{"op": "collective", "dtype": "bf16"}\n')
+    with pytest.raises(BadInput, match="line 1: expected an operator that can be run"):
+        read_listed(strange)
 
 
 def test_a_chain_runs_its_members_one_after_another() -> None:
@@ -70,7 +73,7 @@ def test_a_chain_runs_its_members_one_after_another() -> None:
 
 
 def test_the_step_measures_members_first_and_keeps_chains_apart(bench: OperatorBench, tmp_path: Path) -> None:
-    STEPS["chain"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=2))
+    STEPS["chains"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=2))
     found = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
     assert [row.name for row in found] == [chain.name for chain in read_chains()[:2]]
     assert all(row.latency_s and not row.error for row in found)
@@ -82,7 +85,7 @@ def test_the_step_measures_members_first_and_keeps_chains_apart(bench: OperatorB
 
 def test_a_member_that_fails_leaves_its_chain_without_a_sum(bench: OperatorBench, tmp_path: Path) -> None:
     bench.gpu.fails = {read_chains()[0].members[1].id}
-    STEPS["chain"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1))
+    STEPS["chains"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1))
     (row,) = (row_from_plain(plain, ChainRow) for plain in read_lines(tmp_path / "chain.jsonl"))
     assert row.alone_s == ()
     assert row.latency_s
@@ -90,7 +93,7 @@ def test_a_member_that_fails_leaves_its_chain_without_a_sum(bench: OperatorBench
 
 
 def test_chains_are_packed_beside_rows_and_summed_up(bench: OperatorBench, tmp_path: Path) -> None:
-    STEPS["chain"](KernelCampaign(bench, tmp_path / "run", time.monotonic() + 60, few=1))
+    STEPS["chains"](KernelCampaign(bench, tmp_path / "run", time.monotonic() + 60, few=1))
     assert pack_database([tmp_path / "run"], tmp_path / "db")["chains"] == 1
     (row,) = read_table(tmp_path / "db" / CHAINS_FILE)
     assert len(row["specs"]) == len(row["alone_s"]) == 8
@@ -115,8 +118,8 @@ def test_the_extra_time_is_shared_among_kernels() -> None:
 def test_the_plan_common_to_all_cards_is_of_rows_that_ship() -> None:
     """What is measured on every card was measured on another: otherwise cards could not be compared."""
     shipped = read_table(database_folder("h200") / ROWS_FILE)
-    for name, kind, least in (("common", "burst", 200), ("common-sustained", "sustained", 50)):
-        specs = read_listed(Path(name))
+    for name, kind, least in (("common_burst", "burst", 200), ("common_sustained", "sustained", 50)):
+        specs = read_listed(PLANS / f"{name}.jsonl")
         known = {row["spec"] for row in shipped if row["kind"] == kind and row["chosen"] != "common"}
         assert len(specs) >= least
         assert {spec.chosen for spec in specs} == {"common"}

@@ -298,10 +298,12 @@ def test_what_the_gpu_alone_can_run_is_built(builder: CallBuilder) -> None:
 
 
 def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: CallBuilder) -> None:
-    from wattcast.measure.campaigns.kernel_campaign import make_training_plan
+    from studies.kernel_chains import PLANS
+
+    from wattcast.measure.campaigns.kernel_campaign import read_listed
     from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, read_kernel_plan
 
-    specs = make_training_plan()
+    specs = read_listed(PLANS / "training.jsonl")
     assert len({spec.id for spec in specs}) == len(specs) == 906
     assert not {spec.id for spec in specs} & {spec.id for spec in read_kernel_plan()}
     assert max(spec.guessed_s for spec in specs) <= LONGEST_S
@@ -320,13 +322,15 @@ def test_the_plan_of_training_is_one_of_our_workloads() -> None:
     """Every operator reads back as a workload file's, into the group that its rows are to speak for."""
     import json
 
+    from studies.kernel_chains import PLANS
+
     from wattcast.hardware import load_gpu
     from wattcast.kernels import RunCondition, build_kernels, reference_chip
-    from wattcast.measure.campaigns.kernel_campaign import make_training_plan
+    from wattcast.measure.campaigns.kernel_campaign import read_listed
     from wattcast.measure.database_files import make_workload_form
     from wattcast.workload.readers.from_json import parse_workload
 
-    specs = make_training_plan()
+    specs = read_listed(PLANS / "training.jsonl")
     text = json.dumps({"name": "training", "ops": [make_workload_form(spec.operator) for spec in specs]})
     ops = tuple(op for op, _ in parse_workload(text.encode(), "training").calls())
     conditions = [RunCondition(s.layout, s.rotated, "", int(s.detail.get("rows", 0))) for s in specs]
@@ -343,11 +347,13 @@ def test_every_operator_of_the_plan_runs_on_tensors_without_data() -> None:
     """Shapes and arguments of all calls, cuDNN's and FlashAttention's among them, through PyTorch's meta device."""
     from dataclasses import replace
 
-    from wattcast.measure.campaigns.kernel_campaign import make_training_plan
-    from wattcast.measure.campaigns.operator_rows import POOL_BYTE, read_chains
+    from studies.kernel_chains import PLANS, read_chains
+
+    from wattcast.measure.campaigns.kernel_campaign import read_listed
+    from wattcast.measure.campaigns.operator_rows import POOL_BYTE
 
     without = CallBuilder(torch, OperandPools(torch, "meta", POOL_BYTE), l2_byte=50e6)
-    specs = make_training_plan()
+    specs = read_listed(PLANS / "training.jsonl")
     back = [s for s in specs if s.operator["op"] == "attention" and s.operator.get("backward")]
     flash = [replace(spec, detail={"backend": "flash"}) for spec in back]
     for spec in [*specs[:450], *flash, *back, *(chain.spec() for chain in read_chains())]:

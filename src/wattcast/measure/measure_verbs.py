@@ -112,17 +112,13 @@ def kernels(
     steps: Annotated[
         str,
         Option(
-            "Commas between: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names "
-            "(these by default), chain, stack (operators among others)."
+            "Commas between, all by default: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, "
+            "clock, names."
         ),
     ] = "",
     budget: Budget = "540s",
     plan: Annotated[
-        Path | None,
-        Option(
-            "Operators in place of the plan, a JSON object a line (from --suggest), or: training, chains, common, "
-            "common-sustained."
-        ),
+        Path | None, Option("Operators in place of the plan, a JSON object a line (from --suggest).")
     ] = None,
     round_: Annotated[int, Option("Of the plan, 1 to 4: each holds other operators.", "round")] = 1,
     few: Few = 0,

@@ -14,7 +14,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,7 @@ from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import OperatorBench, list_trace_events
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, spec_from_operator, take_subset
-from wattcast.measure.campaigns.operator_rows import (
-    CampaignGpu,
-    KernelCampaign,
-    list_chain_members,
-    measure_chains,
-    save_row,
-)
+from wattcast.measure.campaigns.operator_rows import CampaignGpu, KernelCampaign, save_row
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import say
 
@@ -185,8 +178,6 @@ STEPS: dict[str, Callable[[KernelCampaign], None]] = {
     "clock": clock_step,
     "idle": idle_step,
     "names": names_step,
-    "chain": partial(measure_chains, kind="chains", each_s=2.0),
-    "stack": partial(measure_chains, kind="stacks", each_s=14.0),
 }
 DEFAULT_STEPS = "idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names"
 
@@ -263,46 +254,25 @@ _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
 def read_listed(path: Path) -> list[OperatorSpec]:
-    """Read the operators of a file, each once, or those of a plan that has a name."""
-    if str(path) in NAMED:
-        return NAMED[str(path)]()
+    """Read the operators of a file, each once: as ``--suggest`` writes them, or as a workload file does."""
     if not path.is_file():
-        raise BadInput(
-            f"--plan: there is no file {path}. `wattcast lab kernels --suggest N --out DIR` writes one; "
-            "`training` is the plan of gradients, caches and batch norm, `chains` the members of chains, `common` "
-            "and `common-sustained` what is measured on every card, to tell cards apart."
-        )
-    return _read_specs(path)
-
-
-def _read_specs(path: Path) -> list[OperatorSpec]:
+        do = "`wattcast lab kernels --suggest N --out DIR` writes one; others are in studies/plans of the repository."
+        raise BadInput(f"--plan: there is no file {path}. {do}")
     found: dict[str, OperatorSpec] = {}
     for number, line in enumerate(read_lines(path), start=1):
         given = {name: line[name] for name in _FIELDS if name in line}
-        if not isinstance(given.get("operator"), dict) or "family" not in given:
-            raise bad_value(f"{path.name}: line {number}", "an operator and its family", ", ".join(line))
-        spec = OperatorSpec(**given)
+        if "op" in line:
+            spec = spec_from_operator(line)
+        else:
+            whole = isinstance(given.get("operator"), dict) and "family" in given
+            spec = OperatorSpec(**given) if whole else None
+        if spec is None:
+            wanted = "an operator that can be run, and its family"
+            raise bad_value(f"{path.name}: line {number}", wanted, ", ".join(line))
         found.setdefault(spec.id, spec)
     if not found:
         raise bad_value(path.name, "at least one operator", "none")
     return list(found.values())
-
-
-_FOLDER = Path(str(files("wattcast.measure.campaigns")))
-
-
-def make_training_plan() -> list[OperatorSpec]:
-    """Read the planned gradients, caches, batch norms and optimiser steps (``studies/measure_plans.py``)."""
-    specs = (spec_from_operator(operator) for operator in read_lines(_FOLDER / "training.jsonl"))
-    return [spec for spec in specs if spec is not None]
-
-
-NAMED: dict[str, Callable[[], list[OperatorSpec]]] = {
-    "training": make_training_plan,
-    "chains": list_chain_members,
-    "common": partial(_read_specs, _FOLDER / "common_burst.jsonl"),
-    "common-sustained": partial(_read_specs, _FOLDER / "common_sustained.jsonl"),
-}
 
 
 def write_listed(path: Path, specs: Iterable[tuple[OperatorSpec, dict[str, Any]]]) -> None:

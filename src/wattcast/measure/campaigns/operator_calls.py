@@ -11,7 +11,7 @@ gradient needs from its forward pass is computed once, when the call is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from wattcast.core.errors import unknown_name
@@ -105,33 +105,23 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     wide = spec.operator["dtype"] == "tf32"  # only where the row says so; plain fp32 otherwise
     builder.torch.backends.cuda.matmul.allow_tf32 = wide
     builder.torch.backends.cudnn.allow_tf32 = wide
-    makers: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {
-        "linear": _call_linear,
-        "bmm": _call_bmm,
-        "conv2d": _call_conv2d,
-        **dict.fromkeys(("softmax", "layernorm", "rmsnorm"), _over_rows),
-        "attention": _call_attention,
-        "elementwise": elementwise_calls.build_elementwise,
-        "chain": _call_chain,
-        "stack": _call_stack,
-    }
-    if spec.operator["op"] not in makers:
-        return _build_registered(builder, spec, makers)
+    if spec.operator["op"] not in MAKERS:
+        return _build_registered(builder, spec)
     if spec.operator.get("backward") and spec.operator["op"] == "attention":
         return _attention_gradient(builder, spec)
     if spec.operator.get("backward"):
         return _row_gradient(builder, spec)
     if spec.operator.get("direction", "forward") != "forward":
         return _convolution_gradient(builder, spec)
-    return makers[spec.operator["op"]](builder, spec)
+    return MAKERS[spec.operator["op"]](builder, spec)
 
 
-def _build_registered(builder: CallBuilder, spec: OperatorSpec, known: Iterable[str]) -> OperatorCall:
+def _build_registered(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Build the call of an operator that registered how it is called; all copies share its operands."""
     kind = spec.operator["op"]
     registered = find_measured_call(kind)
     if registered is None:
-        raise unknown_name("operator", kind, known)
+        raise unknown_name("operator", kind, MAKERS)
     taken: list[Any] = []
 
     def take(dtype: str, *shape: int) -> Any:
@@ -140,34 +130,6 @@ def _build_registered(builder: CallBuilder, spec: OperatorSpec, known: Iterable[
 
     run = registered(builder.torch, take, spec.operator)
     return OperatorCall(lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0)
-
-
-def _call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Call several operators one after another; each has operands of its own."""
-    calls = [build_call(builder, OperatorSpec(**member), fresh=False) for member in spec.detail["members"]]
-
-    def run(i: int) -> list[Any]:
-        return [call.run(i) for call in calls]
-
-    fixed, each = (sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte"))
-    return OperatorCall(run, max(call.sets for call in calls), fixed, each)
-
-
-def _call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Run a model of made-up sizes, whose layers hand on their results and have weights of their own."""
-    from wattcast.measure.campaigns import model_runs
-
-    given, device = spec.detail, builder.operands.device
-    dims = model_runs.ModelDims(**given["dims"])
-    row = model_runs.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
-    built = model_runs.build_model(row, builder.torch, device, dims)
-    step = model_runs.make_iteration(built, row, builder.torch, device, dims)
-
-    def run(i: int) -> Any:
-        with model_runs.eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
-            return step()
-
-    return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)
 
 
 def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -267,3 +229,13 @@ def _with_backend(spec: OperatorSpec, run: Callable[[int], Any]) -> Callable[[in
             return run(i)
 
     return forced
+
+
+MAKERS: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {  # of an operator; studies add their own
+    "linear": _call_linear,
+    "bmm": _call_bmm,
+    "conv2d": _call_conv2d,
+    **dict.fromkeys(("softmax", "layernorm", "rmsnorm"), _over_rows),
+    "attention": _call_attention,
+    "elementwise": elementwise_calls.build_elementwise,
+}
