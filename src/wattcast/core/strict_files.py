@@ -104,6 +104,17 @@ def convert_plain(plain: object, kind: type[T], where: str) -> T:
         raise _explain_error(where, str(error), kind) from None
 
 
+def read_number(text: object, where: str, least: float = -math.inf) -> float:
+    """Return a cell of a file as a finite number, not below ``least``."""
+    try:
+        number = float(str(text))
+    except ValueError:
+        raise bad_value(where, "a number", clip_text(text)) from None
+    if not math.isfinite(number) or number < least:
+        raise bad_value(where, "a finite number" + ("" if least < 0 else ", zero or more"), clip_text(text))
+    return number
+
+
 def _check_events(text: str, where: str) -> None:
     import yaml
 

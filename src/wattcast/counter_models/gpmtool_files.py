@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value, clip_text
-from wattcast.core.strict_files import read_bytes, read_shipped_table
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import read_bytes, read_number, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
 from wattcast.counter_models.launch_power import query_nsys
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
@@ -257,7 +257,7 @@ def read_measured_programs(path: Path) -> MeasuredPrograms:
                 raise bad_value(
                     f"{path.name}: line {line}", "a name, or MHz, MHz, ms and W below one", ",".join(cells)
                 )
-            rows.setdefault(name, []).append([_read_number(c, path.name, line, i) for i, c in enumerate(cells)])
+            rows.setdefault(name, []).append(_read_cells(cells, path.name, line))
     whole = {n: body for n, body in rows.items() if len({(row[0], row[1]) for row in body}) == len(body)}
     if not whole:
         raise bad_value(path.name, "programs with rows of MHz, MHz, ms and W", "none")
@@ -352,7 +352,7 @@ def _read_head(path: Path) -> tuple[list[list[str]], tuple[float, float], tuple[
         raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
     if lines[0][0].strip() != "2":
         raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
-    default, sizes = ([_read_number(cell, where, n, i) for i, cell in enumerate(lines[n - 1])] for n in (2, 3))
+    default, sizes = (_read_cells(lines[n - 1], where, n) for n in (2, 3))
     names = tuple(cell.strip() for cell in lines[3])
     if len(default) != 2 or len(sizes) != 2 or int(sizes[0]) + int(sizes[1]) != len(names):
         raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
@@ -377,15 +377,8 @@ def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
 
 def _read_numbers(lines: Sequence[Sequence[str]], first: int, where: str) -> Array:
     """Return the cells of every line from ``first`` on."""
-    rows = enumerate(lines, HEADER_LINES + 1)
-    return np.array([[_read_number(c, where, i, j) for j, c in enumerate(row[first:], first)] for i, row in rows])
+    return np.array([_read_cells(row, where, n, first) for n, row in enumerate(lines, HEADER_LINES + 1)])
 
 
-def _read_number(cell: str, where: str, line: int, column: int) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = np.nan
-    if not np.isfinite(value):
-        raise bad_value(f"{where}: line {line}, cell {column + 1}", "a finite number", clip_text(cell))
-    return value
+def _read_cells(row: Sequence[str], where: str, line: int, first: int = 0) -> list[float]:
+    return [read_number(cell, f"{where}: line {line}, cell {i}") for i, cell in enumerate(row[first:], first + 1)]

@@ -27,7 +27,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
-from wattcast.core.strict_files import read_bytes, read_shipped_table
+from wattcast.core.strict_files import read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.campaigns.nsight_counters import find_ncu
 from wattcast.power.activity import Activity, ActivitySource, known_events
@@ -65,16 +65,8 @@ def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], A
         hint = [name for column in lost for name in nearest_names(column, found, 1)]
         raise bad_value(path.name, f"columns {', '.join(lost)}", f"none ({', '.join(hint)}?)" if hint else "none")
 
-    def number(row: Mapping[str, str], column: str) -> float:
-        try:
-            value = float(row[column])
-        except (TypeError, ValueError):
-            raise bad_value(f"{path.name}: {column}", "a number", str(row[column])) from None
-        if not (math.isfinite(value) and value >= 0):
-            raise bad_value(f"{path.name}: {column}", "a finite number, zero or more", value)
-        return value
-
-    value = np.array([[number(row, found[column]) for column in mapped] for row in rows])
+    columns = [found[column] for column in mapped]
+    value = np.array([[read_number(row[c], f"{path.name}: {c}", 0.0) for c in columns] for row in rows])
     events = tuple(mapped.values())
     cycles = value[:, events.index("core_cycle")]
     _check_cycles(cycles, path.name)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names, unknown_name
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_number
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
 from wattcast.gpuwattch.trace_reading import dialect_counters
@@ -260,7 +259,7 @@ def read_measured_kernels(
     path: Path, columns: KernelColumns, names: Sequence[str] | None = None, rates: bool = False
 ) -> MeasuredKernels:
     """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over the duration."""
-    rows = _read_rows(path)
+    rows = list(csv.DictReader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))))
     if not rows:
         raise bad_value(path.name, "one line per kernel below a header", "nothing")
     header, where = list(rows[0]), path.name
@@ -277,7 +276,7 @@ def read_measured_kernels(
         raise bad_value(where, f"columns {columns.prefix}{', '.join(lost) or '*'}", "none")
 
     def read(column: str) -> Array:
-        return np.array([_read_number(row, column, where) for row in rows])
+        return np.array([read_number(row[column], f"{where}: {column}") for row in rows])
 
     drive = np.stack([read(columns.prefix + name) for name in chosen], axis=-1)
     duration_s = None
@@ -340,17 +339,3 @@ def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) 
             for counter in component.terms:
                 scaling[by_column[counter]] = architecture.scaling_of(by_column[counter]) * factor
     return replace(architecture, scaling=scaling, parameters=parameters, static=static)
-
-
-def _read_rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))))
-
-
-def _read_number(row: Mapping[str, str], column: str, where: str) -> float:
-    try:
-        value = float(row[column])
-    except (TypeError, ValueError):
-        raise bad_value(f"{where}: {column}", "a number", str(row[column])) from None
-    if not math.isfinite(value):
-        raise bad_value(f"{where}: {column}", "a finite number", value)
-    return value

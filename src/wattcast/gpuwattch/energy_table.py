@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from wattcast.core import units
-from wattcast.core.errors import bad_value, check_names, clip_text
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
+from wattcast.core.errors import bad_value, check_names
+from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, read_shipped_table
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
 
@@ -217,9 +217,9 @@ def _parse_csv(data: bytes, path: Path, sample_cycle: int, clock_hz: float | Non
             continue
         if row[0].startswith("#"):
             name = row[0].strip("# ").partition(" ")[0].partition("(")[0]
-            notes[name] = _parse_float(row[1], f"{where}: line {number}")
+            notes[name] = read_number(row[1], f"{where}: line {number}")
             continue
-        figures = [_parse_float(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
+        figures = [read_number(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
         if row[0] not in _NO_ENERGY:
             # product over factor, both printed as well, is sometimes finer than the energy itself
             low, high = _rounding_interval(row[1])
@@ -260,16 +260,6 @@ def _rounding_interval(text: str) -> tuple[float, float]:
         return value, value
     half = 0.5 * 10.0 ** (math.floor(math.log10(abs(value))) - 7)
     return value - half, value + half
-
-
-def _parse_float(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise bad_value(where, "a number", clip_text(text)) from None
-    if not math.isfinite(value):
-        raise bad_value(where, "a finite number", text)
-    return value
 
 
 class ComponentRail(StrEnum):

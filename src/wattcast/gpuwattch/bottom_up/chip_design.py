@@ -14,7 +14,7 @@ import numpy as np
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import decode_yaml, read_shipped_table
+from wattcast.core.strict_files import decode_yaml, read_number, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.bottom_up import technology
@@ -255,10 +255,7 @@ class _FileNumbers:
         if text is None:
             self.defaults.append(f"{component}.{name} is not in the file: {default:g}")
             return default
-        try:
-            return float(text.split(",")[0])
-        except ValueError:
-            raise bad_value(f"{self.architecture.name}: {component}/{name}", "a number", text) from None
+        return read_number(text.split(",")[0], f"{self.architecture.name}: {component}/{name}")
 
     def cache(self, name: str, default: tuple[int, ...] | None = None) -> CacheShape:
         """Return the shape of a cache from its ``_config`` and the sizes of its buffers."""
