@@ -151,8 +151,7 @@ def show_gpu(
 
     console = env.console()
     console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}", highlight=False)
-    listing = new_table("field", "value", "source")
-    listing.columns[2].justify = "left"
+    listing = new_table("field", "value", "source", left=("source",))
     for row in known:
         others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])
         note = f" ({row['note']})" if row["note"] else ""
@@ -348,8 +347,7 @@ def _print_graph(env: Environment, graph: Graph, about: dict[str, Any] | None, h
         words = key.removesuffix("_byte").replace("_", " ")
         head.add_row(f"memory: {words}", show(value, "byte") if key.endswith("_byte") else str(value))
     console.print(head)
-    rows = new_table("operator", "where", "calls", "FLOP", "bytes")
-    rows.columns[1].justify = "left"
+    rows = new_table("operator", "where", "calls", "FLOP", "bytes", left=("where",))
     ranked = list(count_operators(graph).items())
     for op, count in ranked[:MOST_ROWS]:
         work = show(op.flop * count, "flop", 3), show((op.read_byte + op.write_byte) * count, "byte", 3)

@@ -97,13 +97,9 @@ def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
     for title, rows in (titled | {"": make_device_rows(results, gpu), " ": make_truth_rows(results, gpu)}).items():
         if len(rows) == 1 and title in titled:
             continue
-        built = new_table(*rows[0], title=title.strip() or None)
-        if title in titled:
-            for column in built.columns[:2]:
-                column.no_wrap = True
-        for row in rows[1:]:
-            built.add_row(*row)
-        found.append(built)
+        found.append(new_table(*rows[0], title=title.strip() or None, rows=rows[1:]))
+        for column in found[-1].columns[: 2 if title in titled else 0]:
+            column.no_wrap = True
     return found
 
 
@@ -260,8 +256,9 @@ def make_advice_table(tuning: TuningReport) -> Table:
     """Return the bottlenecks that matter, most joules first, and the best pairs of changes."""
     nothing = "Nothing this profile shows would change time or energy by more than half a percent."
     title = None if tuning.advice else nothing
-    built = new_table("kernel", "bottleneck", "seen", "time", "between", "power", "energy", title=title)
-    built.columns[2].justify = "left"
+    built = new_table(
+        "kernel", "bottleneck", "seen", "time", "between", "power", "energy", title=title, left=("seen",)
+    )
     for a in (*tuning.advice, *tuning.combined[:MOST_COMBINED]):
         between = "{:+.0%} and {:+.0%}".format(*a.time_range)
         changes = (f"{a.time:+.1%}", between, f"{a.power:+.1%}", f"{a.energy:+.1%}")

@@ -39,11 +39,15 @@ _UNIT_BY_ENDING = (
 )
 
 
-def new_table(*columns: str, title: str | None = None) -> Table:
-    """Return an empty plain table with the first column left-aligned and the others right-aligned."""
+def new_table(
+    *columns: str, title: str | None = None, rows: Iterable[Sequence[str]] = (), left: Collection[str] = ()
+) -> Table:
+    """Return a plain table of ``rows``; the first column and those of ``left`` are left-aligned, others right."""
     built = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        built.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        built.add_column(column, justify="left" if index == 0 or column in left else "right", overflow="fold")
+    for row in rows:
+        built.add_row(*row)
     return built
 
 
@@ -77,12 +81,8 @@ def print_rows(
     Columns that are empty everywhere are left out.
     """
     used = {c: h for c, h in columns.items() if any(row.get(c) is not None for row in found)}
-    built = new_table(*used.values(), title=title)
-    for name, column in zip(used, built.columns, strict=True):
-        column.justify = "left" if name in left else column.justify
-    for row in found:
-        built.add_row(*(format_cell(column, row.get(column)) for column in used))
-    console.print(built)
+    rows = ([format_cell(column, row.get(column)) for column in used] for row in found)
+    console.print(new_table(*used.values(), title=title, rows=rows, left=[columns[name] for name in left]))
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:

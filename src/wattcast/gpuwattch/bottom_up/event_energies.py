@@ -26,7 +26,7 @@ from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure
-from wattcast.report.text_tables import new_table
+from wattcast.report.text_tables import new_table, print_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -410,22 +410,13 @@ def print_energies(console: Console, plain: dict[str, Any]) -> None:
     from rich.markup import escape
 
     console.print(f"[bold]{escape(plain['name'])}[/bold]  {escape(plain['provenance'])}", highlight=False)
-    listing = new_table("counter", "energy", "from")
-    listing.columns[2].justify = "left"
-    for row in plain["counters"]:
-        listing.add_row(row["counter"], show(row["energy_j"], "J", 4), row["from"])
-    listing.add_row("PIPE_A", show(plain["pipelines_w"], "W", 4), "pipeline latches of all SMs at duty one")
-    console.print(listing)
+    counted = [(row["counter"], show(row["energy_j"], "J"), row["from"]) for row in plain["counters"]]
+    pipes = ("PIPE_A", show(plain["pipelines_w"], "W"), "pipeline latches of all SMs at duty one")
+    console.print(new_table("counter", "energy", "from", rows=[*counted, pipes], left=("from",)))
     if plain["events"]:
-        events = new_table("event", "energy")
-        for row in plain["events"]:
-            events.add_row(row["event"], show(row["energy_j"], "J", 4))
-        console.print(events)
-    published = new_table("unit", "operation at this node and voltage", "source")
-    published.columns[2].justify = "left"
-    for row in plain["units"]:
-        published.add_row(row["unit"], show(row["energy_j"], "J", 4), escape(row["source"]))
-    console.print(published)
+        print_rows(console, plain["events"], {"event": "event", "energy_j": "energy"})
+    published = {"unit": "unit", "energy_j": "operation at this node and voltage", "source": "source"}
+    print_rows(console, plain["units"], published, left=("source",))
     pieces = new_table("part", "count", "leakage of one", "area of one")
     for row in plain["parts"]:
         leak_w = row["subthreshold_w"] + row["gate_w"]
@@ -438,21 +429,16 @@ def print_energies(console: Console, plain: dict[str, Any]) -> None:
 
 def print_changes(console: Console, changes: Sequence[EnergyChange]) -> None:
     """Print the figures that changed, before and after."""
-    listing = new_table("figure", "before", "after", "ratio")
-    for change in changes:
-        if abs(change.ratio - 1.0) >= _LEAST_CHANGE:
-            before, after = (_format_quantity(value, change.unit) for value in (change.before, change.after))
-            listing.add_row(change.name, before, after, f"{change.ratio:.3f}")
-    console.print(listing)
+    moved = [c for c in changes if abs(c.ratio - 1.0) >= _LEAST_CHANGE]
+    rows = [(c.name, *(_format_quantity(v, c.unit) for v in (c.before, c.after)), f"{c.ratio:.3f}") for c in moved]
+    console.print(new_table("figure", "before", "after", "ratio", rows=rows))
 
 
 def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
     """Print every ratio on a line of its own."""
-    listing = new_table("where", "class", "name", "bottom up", "theirs", "ratio")
-    for r in ratios:
-        ours, theirs = _format_quantity(r.ours, r.unit), _format_quantity(r.theirs, r.unit)
-        listing.add_row(r.where, r.group, r.name, ours, theirs, f"{r.ratio:.3f}")
-    console.print(listing)
+    both = ([_format_quantity(value, r.unit) for value in (r.ours, r.theirs)] for r in ratios)
+    rows = [(r.where, r.group, r.name, *texts, f"{r.ratio:.3f}") for r, texts in zip(ratios, both, strict=True)]
+    console.print(new_table("where", "class", "name", "bottom up", "theirs", "ratio", rows=rows))
 
 
 def _format_quantity(value: float, unit: str) -> str:
