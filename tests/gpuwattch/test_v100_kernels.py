@@ -16,7 +16,8 @@ from wattcast.gpuwattch.component_fit import (
     fit_scaling,
     read_measured_kernels,
 )
-from wattcast.gpuwattch.trace_request import CounterSource, TraceRequest, compute_kernel_power
+from wattcast.gpuwattch.simulator_logs import CounterSource
+from wattcast.gpuwattch.trace_request import TraceRequest, compute_kernel_power
 
 CLOCK_HZ = 1447e6  # AccelWattch's Volta clock; every component of three kernels agrees to 1e-4 at this clock only
 
