@@ -291,19 +291,21 @@ def test_training_changes_weights_and_decoding_keeps_its_cache() -> None:
 def test_a_model_that_fails_costs_only_its_rows(
     bench: OperatorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    build = building.build_model
+
     def failing(spec: ModelRunSpec, *rest: Any) -> Any:
         if spec.model == "bert-large":
             raise RuntimeError("CUDA out of memory")
-        return building.build_model(spec, *rest)
+        return build(spec, *rest)
 
-    monkeypatch.setattr(module, "build_model", failing)
+    monkeypatch.setattr(building, "build_model", failing)
     wanted = [*specs_of("bert-large", ("prefill", True)), *specs_of("gpt2", ("prefill", True))]
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, wanted)
     failed, good = read(tmp_path / "models.jsonl")
     assert failed.error == "RuntimeError: CUDA out of memory"
     assert good.power_w == pytest.approx(300.0, rel=0.01)
-    monkeypatch.setattr(module, "build_model", building.build_model)
+    monkeypatch.setattr(building, "build_model", build)
     again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(again, wanted)
     assert again.counts == {"models": 1}  # only the failed row, a second time
