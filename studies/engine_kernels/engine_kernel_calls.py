@@ -22,6 +22,7 @@ WEIGHT_BYTE: dict[str, dict[str, int]] = {
     "block": {"bf16": 10**6, "fp8": 9 * 10**8},
     "small": {"bf16": 22 * 10**8, "fp8": 12 * 10**8},
     "served": {"bf16": 33 * 10**8, "fp8": 33 * 10**8},
+    "decoded": {"bf16": 33 * 10**8, "fp8": 33 * 10**8},
 }
 PROBE_COPIES = 4
 _EPSILON = 1e-6

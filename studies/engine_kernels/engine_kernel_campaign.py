@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_kernel_worker import (
+    APART,
     GROUPS,
-    SERVED,
     EngineTask,
     list_group_tasks,
     list_smoke_tasks,
@@ -44,7 +44,7 @@ WEIGHTS = {
     "products": 0.21,
     "small": 0.13,
     "block": 0.08,
-    SERVED: 1.0,
+    **dict.fromkeys(APART, 1.0),
 }  # shares of the budget
 WARMERS = {"experts": 5, "block": 5, "small": 1}
 ROUNDS = 3
@@ -333,15 +333,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=560.0, help="the whole call, start and names included")
     parser.add_argument("--smoke", action="store_true", help="one operator of every variant, three sustained rows")
-    parser.add_argument("--groups", default=",".join(GROUPS), help="of: " + ", ".join((*GROUPS, SERVED)))
+    parser.add_argument("--groups", default=",".join(GROUPS), help="of: " + ", ".join((*GROUPS, *APART)))
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="folders whose rows are not measured again")
     parser.add_argument("--warm-seconds", type=float, default=75.0, help="longest time to compile kernels first")
     parser.add_argument("--no-names", action="store_true")
     given = parser.parse_args(arguments)
     groups = [group for group in given.groups.split(",") if group]
-    unknown = [group for group in groups if group not in (*GROUPS, SERVED)]
+    unknown = [group for group in groups if group not in (*GROUPS, *APART)]
     if unknown:
-        parser.error(f"unknown group {unknown[0]!r}; known: {', '.join((*GROUPS, SERVED))}")
+        parser.error(f"unknown group {unknown[0]!r}; known: {', '.join((*GROUPS, *APART))}")
     began_s = time.monotonic()
     counts = run_engine_kernels(
         given.out,

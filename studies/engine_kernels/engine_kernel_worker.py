@@ -59,6 +59,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 # How many operators of each family: bursts (models, random) and how many of these are sustained too.
 SERVED = "served"  # a group of its own: sizes of steps that an engine captures, and contexts of traffic
 SERVED_SUSTAINED = 16
+DECODED = "decoded"  # what decode steps draw: few tokens and an fp8 cache, and earlier rows on one more card
+DECODED_SUSTAINED = 24  # of each kind
+APART = (SERVED, DECODED)
 AMOUNTS: dict[str, tuple[int, int, int]] = {
     "engine_attention": (300, 120, 66),
     "engine_latent": (60, 16, 14),
@@ -138,6 +141,8 @@ def list_group_tasks(group: str) -> list[EngineTask]:
     """List the tasks of one worker; families take turns in proportion to their amounts."""
     if group == SERVED:
         return list_served_tasks()
+    if group == DECODED:
+        return list_decoded_tasks()
     families = {family: list_family_specs(family) for family in GROUPS[group]}
     bursts = [EngineTask(RowKind.BURST, spec) for spec in _take_turns(families.values())]
     chosen = {family: choose_sustained_specs(family, specs) for family, specs in families.items()}
@@ -162,6 +167,24 @@ def list_served_tasks() -> list[EngineTask]:
     return [
         *(EngineTask(RowKind.BURST, spec) for spec in specs),
         *(EngineTask(RowKind.SUSTAINED, spec) for spec in sustained),
+    ]
+
+
+def list_decoded_tasks() -> list[EngineTask]:
+    """List sustained rows of decode steps, none held out: fp8 products, attention, and shapes of other groups."""
+    earlier = [task.spec for group in ("products", "attention", SERVED) for task in list_group_tasks(group)
+               if task.kind is RowKind.SUSTAINED and task.data == "random" and task.repeat == 0]  # fmt: skip
+    new = [make_engine_spec(form, f"decoded:{name}") for name, form in shapes.decoded_shapes()]
+    random.Random("decoded order").shuffle(new)
+    kinds: dict[str, list[OperatorSpec]] = {}
+    for kind, specs in (("again", earlier), ("", new)):
+        for spec in _unique(specs):
+            operator = spec.operator
+            decodes = operator.get("phase") == "decode" or operator.get("m", 65) <= 64
+            if decodes and not spec.detail["held_out"] and fits_campaign(operator) and guess_s(operator) > 4e-6:
+                kinds.setdefault(kind or spec.family, []).append(spec)
+    return [
+        EngineTask(RowKind.SUSTAINED, spec) for spec in _take_turns(k[:DECODED_SUSTAINED] for k in kinds.values())
     ]
 
 
@@ -407,7 +430,7 @@ def warm_kernels(
 def main(arguments: list[str] | None = None) -> int:
     """Open the GPU, report readiness, obey."""
     parser = argparse.ArgumentParser(prog="engine_kernel_worker", description=__doc__)
-    parser.add_argument("group", choices=sorted((*GROUPS, SERVED)))
+    parser.add_argument("group", choices=sorted((*GROUPS, *APART)))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--skip", type=Path, default=None)

@@ -426,6 +426,22 @@ def served_shapes() -> list[Named]:
     return found
 
 
+def decoded_shapes() -> list[Named]:
+    """fp8 products of few tokens, and decode attention over even contexts in both cache formats."""
+    scaled = {"kernel": "cutlass", "scales": "token", "dtype": "fp8"}
+    found: list[Named] = [
+        (name, linear_form("engine_scaled_mm", m, n, k, **scaled))
+        for name, sides in LINEARS.items()
+        for n, k in sides
+        for m in (1, 8, 16, 32, 64)
+    ]
+    for heads, kv_heads, dim in SERVED_HEADS:
+        for batch, length in ((1, 8192), (8, 1024), (8, 16384), (32, 2048), (64, 1024), (128, 1024)):
+            groups = [[batch, 1, length]]
+            found.extend(("steps", attention_form(heads, kv_heads, dim, groups, kv)) for kv in ("fp8", "bf16"))
+    return found
+
+
 def _split(values: list[int], count: int) -> list[list[int]]:
     """Cut a list into ``count`` parts of nearly one size."""
     return [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
