@@ -39,7 +39,7 @@ from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
 from wattcast.fit.held_out import HeldOutRows, predict_with_fit
 from wattcast.fit.kernel_fit import KernelFit, PowerRows, fit_idle_curve, fit_kernel_rows, fit_module_power
-from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures, shape_name
+from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
@@ -264,6 +264,8 @@ def _rates(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_
         clock_hz,
         power_w,
         rows.data,
+        rows.column(CARD),
+        rows.is_kind("sustained"),
     )
     cycles = latency_s * effective_hz
     pipe = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * sms * cycles)

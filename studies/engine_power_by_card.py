@@ -2,7 +2,7 @@
 
 Run: ``python studies/engine_power_by_card.py``. For held-out models it prints the error as predicted, with the die's
 temperature, with the card's factor from the other models measured on the same card, and with both; then how far
-predictions below the limit are above what each card drew. A card at T draws
+predictions below the limit are above what each card drew, for held-out and for fitting models. A card at T draws
 ``W_PER_C``·(T - ``AT_ZERO_C`` - ``C_PER_W``·P) more. The last two are the line that sustained rows of the H200's
 kernels follow, and the first comes from kernels measured on one or several cards at different temperatures, with an
 offset and a gain for every card (1.6 +- 0.3 W/C).
@@ -48,13 +48,15 @@ def main() -> None:
             print(
                 f"power of {len(errors)} held-out decode steps, {given or 'nothing'} known: {np.mean(errors):.1f} %"
             )
-    for card in sorted({row["card_uuid"] for one, row, _, _ in steps if one.held_out}):
-        ratios = [
-            power_w / measured_w
-            for one, row, measured_w, power_w in steps
-            if one.held_out and row["card_uuid"] == card and power_w < CAPPED_W
-        ]
-        print(f"card {card[4:8]}: predicted {100.0 * (np.mean(ratios) - 1.0):+.1f} % over {len(ratios)} steps")
+    for held_out in (True, False):
+        for card in sorted({row["card_uuid"] for one, row, _, _ in steps if one.held_out == held_out}):
+            ratios = [
+                power_w / measured_w
+                for one, row, measured_w, power_w in steps
+                if one.held_out == held_out and row["card_uuid"] == card and power_w < CAPPED_W
+            ]
+            kind = "held-out" if held_out else "fitting"
+            print(f"card {card[4:8]}: {100.0 * (np.mean(ratios) - 1.0):+.1f} % over {len(ratios)} {kind} steps")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from wattcast.core.units import Dtype
 from wattcast.fit.held_out import conformal_ends, power_ends
 from wattcast.fit.kernel_fit import (
     VOLTAGE_KNOTS_HZ,
+    CardRows,
     PowerRows,
+    find_card_levels,
     fit_clock_law,
     fit_governor_share,
     fit_idle_curve,
@@ -75,7 +77,9 @@ def test_energies_voltage_and_toggling_are_found_again() -> None:
     core = rate[:, 0] * energy[0] * factor + rate[:, 2] * energy[2]
     power = idle.power_at(clock, 45.0) + volts**2 * core + rate[:, 1] * energy[1] * factor
     model, toggling = fit_module_power(
-        PowerRows(rate, events, ("tensor", "dram", "sm"), clock, power, data), idle, 45.0
+        PowerRows(rate, events, ("tensor", "dram", "sm"), clock, power, data, np.zeros(n), np.ones(n, bool)),
+        idle,
+        45.0,
     )
     assert_allclose([model.energy_j[e] for e in events], energy, rtol=0.05)
     assert_allclose(
@@ -84,6 +88,39 @@ def test_energies_voltage_and_toggling_are_found_again() -> None:
         atol=0.02,
     )
     assert toggling["zeros"] == pytest.approx(0.4, abs=0.05)
+
+
+def _card_rows(levels: dict[float, tuple[float, float]], counts: list[int], common: int) -> CardRows:
+    """Make rows of cards that draw more by ``u + v * memory``; the first ``common`` kernels ran on every card."""
+    rng = np.random.default_rng(4)
+    memory = rng.uniform(0.0, 0.6, 4000)
+    kernel_error = 0.06 * rng.normal(size=4000)
+    placed = [(card, k) for card in levels for k in range(common)]
+    start = common
+    for card, count in zip(levels, counts, strict=True):
+        placed += [(card, k) for k in range(start, start + count)]
+        start += count
+    card, kernel = np.array([c for c, _ in placed]), np.array([k for _, k in placed])
+    u, v = np.array([levels[c] for c in card]).T
+    log_ratio = 0.05 - 0.1 * memory[kernel] + kernel_error[kernel] + u + v * memory[kernel]
+    log_ratio += 0.01 * rng.normal(size=len(card))
+    families = tuple(f"family {k % 3}" for k in kernel)
+    return CardRows(card, memory[kernel], log_ratio, families, tuple(map(str, kernel)), np.ones(len(card), bool))
+
+
+def test_levels_of_cards_are_found_whatever_the_number_of_their_rows() -> None:
+    made = {1.0: (0.02, -0.1), 2.0: (-0.02, 0.1), 3.0: (0.0, -0.1), 4.0: (0.0, 0.1)}
+    rows = _card_rows(made, [900, 60, 30, 0], common=30)
+    found = find_card_levels(rows)
+    for card, (u, v) in made.items():
+        assert found[card] == (pytest.approx(u, abs=0.01), pytest.approx(v, abs=0.03))
+    level = rows.compute_level(found)
+    assert level[rows.card == 1.0].mean() == pytest.approx(np.exp(0.02 - 0.1 * 0.3), abs=0.01)
+
+
+def test_one_card_is_the_mean_card() -> None:
+    rows = _card_rows({7.0: (0.1, 0.2)}, [300], common=0)
+    assert_allclose(rows.compute_level(find_card_levels(rows)), 1.0, atol=1e-3)
 
 
 def test_the_clock_law_never_rises_with_load() -> None:

@@ -198,7 +198,8 @@ def fit_engine_database(
         raise BadInput(f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`.")
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
-        return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell, steps)
+        others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
+        return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell, steps, others)
 
 
 def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
@@ -329,7 +330,10 @@ def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> Car
     for quantity, seen in found.items():
         published_value = getattr(known, quantity)
         if isinstance(seen, CardComponents):
-            value[quantity] = _average_variance(seen.apart**2, seen.cards - 1, published_value)
+            # power is fitted to the mean of C cards: another differs from it by 1 + 1/C of a variance, not by two
+            share = (1.0 + 1.0 / seen.cards) / 2.0 if quantity == "power" else 1.0
+            between = _average_variance(seen.apart**2, seen.cards - 1, published_value)
+            value[quantity] = float(np.sqrt(share)) * between
             cards = max(cards, seen.cards)
             said.append(f"{quantity} of {seen.cards} cards with {seen.rows} rows in common")
         elif seen:

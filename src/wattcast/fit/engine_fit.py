@@ -20,7 +20,15 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_table
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
-from wattcast.fit.kernel_fit import energy_ratio, loaded_clock_hz, measured_ranges, price_rows
+from wattcast.fit.kernel_fit import (
+    CardRows,
+    describe_cards,
+    energy_ratio,
+    find_card_levels,
+    loaded_clock_hz,
+    measured_ranges,
+    price_rows,
+)
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu, OperatingPoint
@@ -59,12 +67,17 @@ def extend_bundle(
     gpu: Gpu,
     tell: Callable[[str], None] = lambda _: None,
     steps: Sequence[MeasuredStep] = (),
+    others: KernelRows | None = None,
 ) -> Bundle:
-    """Return a bundle with engine kernels fitted to the rows that are not held out; those it had go."""
+    """Return a bundle with engine kernels fitted to the rows that are not held out; those it had go.
+
+    ``others``: rows that the bundle was fitted to, which tell cards apart.
+    """
     known = _to_fit(rows)
     base = without_engine(bundle)
-    ends = _interval_ends(base, known, gpu, tell)
-    found = _add_families(base, known, gpu, steps)
+    cards = _describe_others(base, others, gpu) if others else []
+    ends = _interval_ends(base, known, gpu, cards, tell)
+    found = _add_families(base, known, gpu, cards, steps)
     bursts = int(known.is_kind("burst").sum())
     fitted = f"{bursts} bursts, {len(known) - bursts} sustained rows and {len(steps)} steps"
     note = f"engine kernels: {fitted} of {rows.source}"
@@ -107,7 +120,17 @@ def _to_fit(rows: KernelRows) -> KernelRows:
     return known
 
 
-def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu, steps: Sequence[MeasuredStep] = ()) -> Bundle:
+def _describe_others(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> list[CardRows]:
+    """Return what the rows of a bundle's own kernels tell of their cards."""
+    power = bundle.power.as_module_power()
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    priced, sample = price_rows(rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference)
+    return [describe_cards(priced, sample, power, bundle.toggling)]
+
+
+def _add_families(
+    bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[CardRows], steps: Sequence[MeasuredStep] = ()
+) -> Bundle:
     """Fit corrections, time and energy of the rows' families into a bundle, energy of attention in ``steps`` too."""
     reference, law = bundle.reference, bundle.clock_law
     learned = bundle.learned
@@ -125,6 +148,8 @@ def _add_families(bundle: Bundle, rows: KernelRows, gpu: Gpu, steps: Sequence[Me
     timed = replace(bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {}))
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
     priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
+    own = describe_cards(priced, sample, power, bundle.toggling)
+    priced = replace(priced, power_w=priced.power_w / own.compute_level(find_card_levels(*cards, own)))
     sample = replace(sample, ratio=energy_ratio(priced, power, bundle.toggling))
 
     def with_energies(samples: Sequence[ResidualSample]) -> Bundle:
@@ -302,7 +327,7 @@ def judge_engine_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> JudgedRows:
 
 
 def _interval_ends(
-    bundle: Bundle, rows: KernelRows, gpu: Gpu, tell: Callable[[str], None]
+    bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[CardRows], tell: Callable[[str], None]
 ) -> dict[str, ResidualEnds]:
     """Return the ends of measured over predicted by family, each row predicted without its shape."""
     fold = assign_folds(rows)
@@ -310,7 +335,7 @@ def _interval_ends(
     for k in range(FOLDS):
         test = fold == k
         predicted[test] = predict_with_bundle(
-            _add_families(bundle, rows.select_rows(~test), gpu), rows.select_rows(test), gpu
+            _add_families(bundle, rows.select_rows(~test), gpu, cards), rows.select_rows(test), gpu
         )
         tell(f"fold {k + 1} of {FOLDS}")
     families = np.array(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family)

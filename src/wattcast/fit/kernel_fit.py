@@ -28,7 +28,7 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.choice_fit import count_k_parts, fit_kernel_choice
-from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
+from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
@@ -99,11 +99,14 @@ class PowerRows:
     clock_hz: Array
     power_w: Array
     data: Sequence[str]
+    card: Array  # number of the card
+    sustained: Mask  # without pauses
 
     def select_rows(self, mask: npt.NDArray[np.bool_]) -> PowerRows:
         """Return the rows of a mask."""
         data = [d for d, keep in zip(self.data, mask, strict=True) if keep]
-        return PowerRows(self.rate[mask], self.events, self.modules, self.clock_hz[mask], self.power_w[mask], data)
+        figures = self.clock_hz[mask], self.power_w[mask], data, self.card[mask], self.sustained[mask]
+        return PowerRows(self.rate[mask], self.events, self.modules, *figures)
 
 
 def fit_module_power(
@@ -366,6 +369,11 @@ def _fit_power(
     # an error in the energy of a capped row becomes an error of its clock: they count half as much again
     weight = np.where(priced.clock_hz < 0.995 * top_hz, 1.5, 1.0)
     power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
+    measured_w = priced.power_w
+    for _ in range(_LEVELLED):
+        cards = describe_cards(replace(priced, power_w=measured_w), sampled, power, toggling)
+        priced = replace(priced, power_w=measured_w / cards.compute_level(find_card_levels(cards)))
+        power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     sample = replace(sampled, ratio=energy_ratio(priced, power, toggling))
     return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False)
 
@@ -407,6 +415,8 @@ def price_rows(
         clock_hz,
         power_w,
         at.data,
+        at.number.get(CARD, np.zeros(len(at))),
+        at.is_kind("sustained"),
     )
     at_top_s = latency_s * clock_hz / reference.top_hz
     more = dict(zip(RATE_FEATURES, busy_rates(some, reference, at_top_s, fixed_s), strict=True))
@@ -417,13 +427,93 @@ def price_rows(
 
 def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
     """Return measured over modelled dynamic power."""
+    idle_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
+    modelled_w = np.maximum(_event_watts(rows, power, toggling).sum(axis=1), 1.0)
+    return np.asarray(np.clip((rows.power_w - idle_w) / modelled_w, 0.25, 4.0))
+
+
+def _event_watts(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+    """Return the modelled dynamic power, ``(row, event)``."""
     own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
     energy = np.array([power.energy_j[name] for name in rows.events])
     squared = power.voltage.level_at(rows.clock_hz)[:, None] ** 2
     factor = np.array([toggling[d] for d in rows.data])[:, None]
-    parts = rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor)
-    idle_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
-    return np.asarray(np.clip((rows.power_w - idle_w) / np.maximum(parts.sum(axis=1), 1.0), 0.25, 4.0))
+    return np.asarray(rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor))
+
+
+_LEVELLED = 2  # rounds
+# Spreads of logs of power: of kernel families and their kernels about the model, of cards in all they draw and in
+# what their memory draws (two makes of it differ by a fifth), and of repeats.
+_FAMILY, _KERNEL, _CARD, _CARD_MEMORY, _REPEAT = 0.15, 0.07, 0.03, 0.12, 0.015
+_FREE = 1e3  # of what is not random
+
+
+@dataclass(frozen=True)
+class CardRows:
+    """What rows tell of the cards they ran on, ``(row,)`` each."""
+
+    card: Array
+    memory: Array  # share of memory in the modelled power
+    log_ratio: Array  # of measured over modelled power
+    families: tuple[str, ...]
+    kernels: tuple[str, ...]
+    told: Mask  # on random data, without pauses
+
+    def compute_level(self, levels: Mapping[float, tuple[float, float]]) -> Array:
+        """Compute what the card of each row draws over what the mean card would draw."""
+        own = np.array([levels.get(card, (0.0, 0.0)) for card in self.card])
+        return np.asarray(np.exp(own[:, 0] + own[:, 1] * self.memory))
+
+
+def describe_cards(
+    rows: PowerRows, sample: ResidualSample, power: ModulePower, toggling: Mapping[str, float]
+) -> CardRows:
+    """Compare rows with the modelled power of their kernels."""
+    watts = _event_watts(rows, power, toggling)
+    total_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C) + np.maximum(watts.sum(axis=1), 1.0)
+    memory = watts[:, [m in OWN_RAIL for m in rows.modules]].sum(axis=1) / total_w
+    kernels = tuple(str(op) for op in sample.kernels.ops)
+    told = np.array([d == "random" for d in rows.data]) & rows.sustained
+    log_ratio = np.log(rows.power_w / total_w)
+    return CardRows(rows.card, memory, log_ratio, sample.kernels.work.kernel_family, kernels, told)
+
+
+def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:
+    """Find what each card draws more than the mean card, so that every card has one vote and not every row.
+
+    Cards differ, and most in what their memory draws. With s the share of memory in the modelled power,
+    log(P / P_model) = a + b·s + c_family + d_kernel + u_card + v_card·s + e is a mixed model [Searle1992]: all but a
+    and b are random with spreads of their own, and found by ridge regression. Kernels that several cards ran tell
+    these apart best; what a card with few rows shows is drawn towards the mean card. Returns u and v by card.
+    """
+    card, memory, target = (
+        np.concatenate([getattr(part, name)[part.told] for part in parts]) for name in ("card", "memory", "log_ratio")
+    )
+    families, kernels = (
+        np.concatenate([np.array(getattr(part, name))[part.told] for part in parts])
+        for name in ("families", "kernels")
+    )
+    own = _one_hot(card)
+    design = np.column_stack(
+        [
+            own * _CARD,
+            own * memory[:, None] * _CARD_MEMORY,
+            _FREE * np.column_stack([np.ones(len(own)), memory]),
+            _one_hot(families) * _FAMILY,
+            _one_hot(kernels) * _KERNEL,
+        ]
+    )
+    precise = design.T @ design + _REPEAT**2 * np.eye(design.shape[1])
+    found = np.linalg.solve(precise, design.T @ target)
+    count = own.shape[1]
+    pairs = zip(_CARD * found[:count], _CARD_MEMORY * found[count : 2 * count], strict=True)
+    return {float(name): (float(u), float(v)) for name, (u, v) in zip(np.unique(card), pairs, strict=True)}
+
+
+def _one_hot(labels: Array | Sequence[str]) -> Array:
+    """Return a column of zeros and ones for every label, ``(row, label)``."""
+    names = np.asarray(labels)
+    return np.asarray(names[:, None] == np.unique(names), dtype=np.float64)
 
 
 def _ends_of(values: Array, step: float) -> tuple[float, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -94,12 +95,20 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         number={
             name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
             for name in ROW_NUMBERS
-        },
+        }
+        | {CARD: np.array([_number_card(row) for row in plain])},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
         held_out=np.array(held) if any(held := [_is_held_out(row) for row in plain]) else None,
     )
+
+
+CARD = "card"  # column: a number that stands for the card of a row, the same in every database
+
+
+def _number_card(row: Plain) -> float:
+    return float(zlib.crc32(str(row.get("card_uuid") or "").encode()))
 
 
 def _is_held_out(row: Plain) -> bool:
