@@ -39,7 +39,7 @@ def test_held_out_errors_are_those_written_down(ledger: dict[str, dict]) -> None
     assert ledger["latency"]["mape"] == pytest.approx(7.8, abs=0.3)
     assert ledger["latency, fp8"]["mape"] == pytest.approx(6.6, abs=0.3)
     assert ledger["latency, engine_experts"]["mape"] == pytest.approx(5.6, abs=0.3)
-    assert ledger["power"]["mape"] == pytest.approx(5.0, abs=0.3)
+    assert ledger["power"]["mape"] == pytest.approx(5.5, abs=0.3)
 
 
 def test_a_bundle_without_engine_rows_falls_back_to_the_families_above() -> None:
