@@ -29,10 +29,10 @@ def module(name: str, dims: Any, phase: str, attention: str, dtype: Any = torch.
 
 def inputs(name: str, dims: Any, built: Any, phase: str, batch: int, seq: int) -> dict[str, Any]:
     """What to call the module with."""
-    if name.startswith(("vit", "resnet", "mobilevit", "convnext", "dinov2", "siglip")):
+    if name.startswith(("vit", "resnet", "mobilevit", "convnext", "dinov2", "siglip-so400m")):
         picture = torch.zeros(batch, 3, dims.image, dims.image, dtype=torch.bfloat16, device=DEVICE)
         return {"pixel_values": picture}
-    if name.startswith("clip"):
+    if name.startswith(("clip", "siglip")):
         picture = torch.zeros(batch, 3, dims.image, dims.image, dtype=torch.bfloat16, device=DEVICE)
         return {"pixel_values": picture, "input_ids": _tokens(batch, dims.text_length)}
     if name.startswith("whisper"):
@@ -111,7 +111,7 @@ def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
             image_size=dims.image, patch_size=dims.patch,
         )  # fmt: skip
         return config, "Dinov2Model"
-    if name.startswith("siglip"):
+    if name.startswith("siglip-so400m"):
         config = hf.SiglipVisionConfig(
             num_hidden_layers=dims.layers, hidden_size=dims.hidden, num_attention_heads=dims.heads,
             intermediate_size=dims.intermediate, image_size=dims.image, patch_size=dims.patch, vision_use_head=False,
@@ -131,25 +131,28 @@ def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
             encoder_ffn_dim=dims.intermediate, decoder_ffn_dim=dims.intermediate, vocab_size=dims.vocab,
         )  # fmt: skip
         return config, "WhisperForConditionalGeneration"
-    if name.startswith("clip"):
-        return _clip(dims), "CLIPModel"
+    if name.startswith(("clip", "siglip")):
+        return _two_towers(dims)
     if name.startswith("deepseek"):
         return _deepseek(dims), "DeepseekV3ForCausalLM"
     return _decoder(name, dims)
 
 
-def _clip(dims: Any) -> Any:
+def _two_towers(dims: Any) -> tuple[Any, str]:
     text = {
         "num_hidden_layers": dims.text_layers, "hidden_size": dims.text_hidden,
         "num_attention_heads": dims.text_heads,
-        "intermediate_size": 4 * dims.text_hidden, "projection_dim": dims.shared,
+        "intermediate_size": dims.text_intermediate, "projection_dim": dims.shared,
     }  # fmt: skip
     vision = {
         "num_hidden_layers": dims.vision_layers, "hidden_size": dims.vision_hidden, "patch_size": dims.patch,
-        "num_attention_heads": dims.vision_heads, "intermediate_size": 4 * dims.vision_hidden,
+        "num_attention_heads": dims.vision_heads, "intermediate_size": dims.vision_intermediate,
         "projection_dim": dims.shared,
     }  # fmt: skip
-    return transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=dims.shared)
+    if dims.pooled:
+        return transformers.SiglipConfig(text_config=text, vision_config=vision), "SiglipModel"
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=dims.shared)
+    return config, "CLIPModel"
 
 
 def _deepseek(dims: Any) -> Any:

@@ -38,6 +38,7 @@ MORE = [
     ("clip-base", "forward"),
     ("dinov2-large", "forward"),
     ("siglip-so400m", "forward"),
+    ("siglip-base", "forward"),
     ("whisper-tiny", "prefill"),
     ("whisper-tiny", "decode"),
     ("deepseek-v3", "train"),

@@ -181,11 +181,12 @@ def test_encoders_of_pictures_are_read_as_the_catalogue_has_them() -> None:
     assert convert_config({**convnext, "num_labels": 1000}, "config.json").dims == load_model("convnext-base").dims
     siglip = {
         "model_type": "siglip_vision_model", "num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16,
-        "intermediate_size": 4304, "patch_size": 14, "image_size": 378,
+        "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
     }  # fmt: skip
     assert convert_config(siglip, "config.json").dims == load_model("siglip-so400m").dims
     assert convert_config({"model_type": "clip"}, "config.json").dims == load_model("clip-base").dims  # defaults
     seen = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
+    seen["intermediate_size"] = 4096
     said = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
     clip = {"model_type": "clip", "projection_dim": 768, "vision_config": seen, "text_config": said}
     assert convert_config(clip, "config.json").dims == load_model("clip-large").dims
@@ -193,6 +194,28 @@ def test_encoders_of_pictures_are_read_as_the_catalogue_has_them() -> None:
         convert_config(clip | {"vision_config": {"patch_size": 0}}, "config.json")
     with pytest.raises(BadInput, match="text_config: expected an object"):
         convert_config(clip | {"text_config": 5}, "config.json")
+    towers = {"model_type": "siglip"}
+    assert convert_config(towers, "config.json").dims == load_model("siglip-base").dims
+    both = {"vision_config": {"hidden_size": 768}, "text_config": {"projection_size": 512}}
+    with pytest.raises(BadInput, match="projection_size: expected 768"):
+        convert_config(towers | both, "config.json")
+    with pytest.raises(BadInput, match="gradients of SigLIP"):
+        wattcast.predict("siglip-base", "h200", phase="train")
+
+
+@pytest.mark.parametrize(("layers", "hidden", "image"), [(12, 768, 224), (4, 384, 96)])
+def test_work_of_siglip_by_hand(layers: int, hidden: int, image: int) -> None:
+    """A token of a layer takes 8h² + 4hw of products and 4nh of attention; a probe pools the n patches."""
+    tower = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
+    model = convert_config(
+        {"model_type": "siglip", "vision_config": tower | {"image_size": image}, "text_config": tower}, "config.json"
+    )
+    graph = build_graph(model, ModelOptions(stack="eager", batch=2))
+    patches, width = (image // 16) ** 2, 4 * hidden
+    a_layer = [n * (8.0 * hidden**2 + 4.0 * hidden * width) + 4.0 * n**2 * hidden for n in (patches, 64)]
+    pooling = 4.0 * hidden**2 + patches * 4.0 * hidden**2 + 4.0 * patches * hidden + 4.0 * hidden * width
+    wanted = layers * sum(a_layer) + pooling + patches * 2.0 * 3 * 16**2 * hidden + 2.0 * hidden**2 + 2.0 * 2 * hidden
+    assert compute_totals(graph).product_flop == pytest.approx(2 * wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize(("layers", "hidden", "width"), [(16, 2048, 8192), (4, 1024, 4608)])

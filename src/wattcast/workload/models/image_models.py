@@ -1,4 +1,4 @@
-"""Networks that read pictures: ResNet, ConvNeXt, MobileViT and CLIP, and the windowed transformers Swin and SAM."""
+"""Networks that read pictures: ResNet, ConvNeXt, MobileViT, CLIP and SigLIP, and the windowed Swin and SAM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.classic_transformers import embed_patches
 from wattcast.workload.operator_types import Conv2d, Elementwise, Layout
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, unary
+from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce, unary
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _attend_patches(dims: MobileVitDims, run: PassSettings, x: Tensor, hidden: i
 
 @dataclass(frozen=True)
 class ClipDims:
-    """Published dimensions of CLIP: a picture tower and a text tower."""
+    """Published dimensions of CLIP or SigLIP: a picture tower and a text tower."""
 
     vision_layers: int
     vision_hidden: int
@@ -206,33 +206,40 @@ class ClipDims:
     image: int = 224
     channels: int = 3
     activation: str = "quick_gelu"
+    pooled: bool = False  # SigLIP: attention pools a picture, texts are read both ways and end with their last token
 
 
 def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace as many texts as pictures, each through its tower, and the similarities of all pairs."""
+    if dims.pooled and run.training:
+        raise bad_value("phase", "forward: gradients of SigLIP's two towers are not known", "train")
     program = run.new_program()
     text = replace(run, length=dims.text_length, past=0)
 
     def embed_picture(tape: Tape) -> Tensor:
-        patches = embed_patches(run, tape, dims.channels, dims.vision_hidden, dims.patch, bias=False, looked_up=True)
-        return layers.layer_norm(run, patches)
+        sizes, pooled = (dims.channels, dims.vision_hidden, dims.patch), dims.pooled
+        patches = embed_patches(run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True)
+        return patches if pooled else layers.layer_norm(run, patches)
 
     def vision_layer(tape: Tape, x: Tensor) -> Tensor:
         width = dims.vision_intermediate or 4 * dims.vision_hidden
-        return layers.prenorm_layer(run, x, dims.vision_heads, width, dims.activation, wide_softmax=True)
+        sizes = run, x, dims.vision_heads, width, dims.activation
+        return layers.prenorm_layer(*sizes, wide_softmax=True, input_first=dims.pooled)
 
     def vision_head(tape: Tape, x: Tensor) -> Tensor:
+        if dims.pooled:
+            return _pool_by_attention(dims, run, layers.layer_norm(run, x))
         return layers.project(run, layers.layer_norm(run, x.select(1)), dims.shared)
 
     def embed_text(tape: Tape) -> list[Tensor]:
         y = layers.embed(text, tape, dims.vocab, dims.text_hidden)
         y = y + layers.embed(text, tape, dims.text_length, dims.text_hidden, batch=1)
-        return [y, *layers.build_mask(tape, text)]
+        return [y, *([] if dims.pooled else layers.build_mask(tape, text))]
 
     def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
         width = dims.text_intermediate or 4 * dims.text_hidden
         sizes = text, y, dims.text_heads, width, dims.activation
-        return layers.prenorm_layer(*sizes, causal=True, mask=mask, wide_softmax=True)
+        return layers.prenorm_layer(*sizes, causal=not dims.pooled, mask=mask, wide_softmax=True)
 
     (x,) = program.section("vision.embedding", embed_picture)
     (x,) = program.section("vision.layers", vision_layer, x, repeat=-(-dims.vision_layers // stages))
@@ -243,10 +250,32 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
     return program
 
 
+def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Let a learned token attend to all patches, by torch.nn.MultiheadAttention, and add a feed-forward network."""
+    tape, (batch, tokens, hidden) = x.tape, x.shape
+    heads, dim = dims.vision_heads, hidden // dims.vision_heads
+    probe = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(batch, 1, hidden).contiguous()
+    q = layers.project(run, probe, hidden, bias=True) * 1.0
+    offset = tape.parameter(2 * hidden, dtype=run.dtype)
+    both = layers.project(run, x.transpose(0, 1).contiguous(), 2 * hidden) + offset
+    both = pointwise("copy", both).view(2, batch * heads, tokens, dim)  # keys, then values
+    k, v = (both.slice(0, place, place + 1).view(batch * heads, tokens, dim) for place in (0, 1))
+    weights = functional.softmax(functional.matmul(q.view(batch * heads, 1, dim), k.transpose(1, 2)))
+    x = layers.project(run, functional.matmul(weights, v).view(batch, 1, hidden), hidden, bias=True)
+    reduce("mean", weights, (batch, 1, tokens))  # the heads' mean is returned with it
+    width = dims.vision_intermediate or 4 * hidden
+    return (x + layers.feed_forward(run, layers.layer_norm(run, x), width, dims.activation)).select(1)
+
+
 def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) -> Tensor:
     """Scale the vectors of texts and pictures to length one and compute all dot products."""
     tape = y.tape
     y = layers.layer_norm(run, y)
+    if dims.pooled:
+        y = layers.project(run, y.select(1), dims.shared, bias=True)
+        y, seen = (functional.divide(x, functional.sum_last(x)) for x in (y, seen))
+        factor, offset = (tape.parameter(1, dtype=run.dtype) for _ in range(2))
+        return functional.linear(y, seen) * unary("exp", factor, lambda g: g) + offset
     # the end-of-text token is found by comparing all token numbers
     fill(tape, (run.batch,), Dtype.INT64)
     ids = pointwise("cast", tape.empty(y.shape[:2], Dtype.INT64), out_dtype=Dtype.INT32)

@@ -206,6 +206,8 @@ def _read_dims(f: _Fields, rule: _Rule) -> dict[str, Any]:
             dims[name] = f.read(spec, kinds[name])
     for name, arguments in rule.groups.items():
         dims["groups"] = GROUPS[name](f, dims["layers"], **arguments)
+    if rule.architecture in ("vit", "clip"):  # the convolution leaves out what does not fill a patch
+        dims["image"] -= dims["image"] % dims["patch"]
     return dims
 
 
