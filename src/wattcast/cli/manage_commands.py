@@ -321,6 +321,8 @@ def daemon(
     )
     path, members = socket or card_daemon.SOCKET, find_group(group)
     wanted = gpu or []
+    if not lifeline:
+        env.say(f"clients connect to {path} as {f'members of {group}' if group else 'root'}")
 
     def serve(stopped: Any) -> int:
         return card_daemon.serve_cards(find_settable_cards(wanted), scope, path, members, env.say, stopped)

@@ -29,6 +29,7 @@ from typing import Annotated, Literal, NoReturn
 
 import msgspec
 
+from wattcast.core import units
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
 from wattcast.manage.card_notes import (
     FOLDER,
@@ -218,9 +219,11 @@ class CardKeeper(threading.Thread):
         highest = (
             scope.core_hz if before.core_hz is None else (scope.core_hz[0], min(scope.core_hz[1], before.core_hz[1]))
         )
-        for knob, value, allowed in (("core", wanted.core_hz, highest), ("limit", wanted.limit_w, scope.limit_w)):
+        asked = ("core", wanted.core_hz, highest, "Hz"), ("limit", wanted.limit_w, scope.limit_w, "W")
+        for knob, value, allowed, unit in asked:
             if value is not None and not allowed[0] * 0.999 <= value <= allowed[1] * 1.001:
-                said = f"{knob} {value:g} is outside {allowed[0]:g} to {allowed[1]:g}, which the daemon allows."
+                end, word = (allowed[0], "lowest") if value < allowed[0] else (allowed[1], "highest")
+                said = f"{knob} {units.show(value, unit)}: the daemon allows {units.show(end, unit)} as the {word}."
                 raise RefusedKnob(knob, said, allowed)
         core, memory = (None if hz is None else (hz, hz) for hz in (wanted.core_hz, wanted.memory_hz))
 
@@ -375,9 +378,9 @@ def run_supervised(
         if ending:
             return code if code >= 0 else ExitCode.REFUSED
         failures = 0 if answered else failures + 1
-        say(f"the serving process ended ({code}); starting another one")
         if code == ExitCode.REFUSED and failures:  # not even started: another daemon has the card
             return code
+        say(f"the serving process ended ({code}); starting another one")
         end_s = time.monotonic() + min(0.2 * 2**failures, 10.0) * (failures > 0)
         while time.monotonic() < end_s and not ending:
             _notify_systemd(b"WATCHDOG=1")

@@ -267,7 +267,7 @@ class LivePlant:
         self._worked |= {role for role, value in values.items() if value is not None}
         self._now = settings
         self.changes += 1
-        self._say(f"{self._lattice.describe(settings)}: {'as before' if settings == self.default else 'set'}")
+        self._say("the card as before" if settings == self.default else f"{self._lattice.describe(settings)}: set")
         return True
 
     def _leave_out_refused(self, error: RefusedKnob, settings: Settings) -> None:

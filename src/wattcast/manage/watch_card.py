@@ -169,7 +169,7 @@ def print_watched(console: Console, found: dict[str, Any]) -> None:
     console.print(
         f"would try {advice['core_hz'] / 1e6:.0f} MHz: time {advice['slowdown']:+.1%}, "
         f"power {-advice['power_saving']:+.1%}, energy {-advice['energy_saving']:+.1%}, "
-        f"ED² {-advice['ed2_gain']:+.1%} ({LABEL})"
+        f"ED² {-advice['ed2_gain']:+.1%}"
     )
     for note in advice["assumptions"]:
         console.print(f"  {note}")
