@@ -215,8 +215,7 @@ def run(
     if metrics is not None and not command:
         read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
     if (rows is None) != (workload is None) or (rows is not None and progress is None):
-        given = [name for name, value in (("--rows", rows), ("--workload", workload)) if value is not None]
-        raise bad_value(" and ".join(given), "--rows, --workload and --progress together", "one of them missing")
+        raise bad_value("--rows and --workload", "both, and --progress with them", "one of them missing")
     unit = None if workload is None else _read_workload(workload)
     variables = dict(env.variables)
     if sm_percent is not None:

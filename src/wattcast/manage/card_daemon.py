@@ -199,6 +199,8 @@ class CardKeeper(threading.Thread):
                 raise Refused(f"{self.card_name} has not back what it had ({self._trouble}). Nothing was set.")
             self._client, self._who = job.client, job.who
             return DaemonReply(True, cards=(self.status,))
+        if op == "release" and self._trouble and not self._client:
+            return self._give_back("")  # once more, to say what is wrong
         if job.client != self._client:
             raise Refused(f"{self.card_name} is not held by you: it was given back, or never claimed.")
         if op == "release":

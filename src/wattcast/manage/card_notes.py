@@ -54,7 +54,8 @@ class CardSettings:
         """Write the settings for people."""
         clocks = {"core": self.core_hz, "memory": self.memory_hz}
         said = [f"{name} {ends[1] / 1e6:.0f} MHz" for name, ends in clocks.items() if ends is not None]
-        return ", ".join(said + ([] if self.limit_w is None else [f"limit {self.limit_w:.0f} W"])) or "driver's own"
+        said += [] if self.limit_w is None else [f"limit {self.limit_w:.0f} W"]
+        return ", ".join(said) or "the driver's own clocks"
 
 
 @dataclass(frozen=True)

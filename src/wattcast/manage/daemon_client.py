@@ -155,7 +155,7 @@ def restore_leftovers(
                 os.close(lock)
         except WattcastError as error:
             troubles.append(str(error))
-    return troubles + [f"{describe_leftover(note)}; the card is not there" for note in left.values()]
+    return troubles + [f"{describe_leftover(note)}; the card is not there." for note in left.values()]
 
 
 @contextmanager
