@@ -7,7 +7,7 @@ Files hold the same entry many times, so each distinct entry is decoded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache
 from itertools import groupby
@@ -56,17 +56,16 @@ def parse_workload(data: bytes, where: str) -> Graph:
         raise bad_value(where, "at least one operator", "none")
     blocks: list[Block] = []
     loose: list[Operator] = []  # operators between blocks, which become a block of their own
-    for index, raw in enumerate(file.ops):
-        at = f"{where}: ops[{index}]"
-        op = _parse_entry(bytes(raw), at)
+    for index, op in enumerate(_parse_entries(file.ops, f"{where}: ops")):
         if op is not None:
             loose.append(op)
             continue
         if loose:
             blocks.append(Block(tuple(loose)))
             loose = []
-        entry = decode_json(bytes(raw), _BlockEntry, at)
-        ops = [_parse_entry(bytes(inner), f"{at}.ops[{i}]") for i, inner in enumerate(entry.ops)]
+        at = f"{where}: ops[{index}]"
+        entry = decode_json(bytes(file.ops[index]), _BlockEntry, at)
+        ops = _parse_entries(entry.ops, f"{at}.ops")
         if None in ops:
             raise bad_value(f"{at}.ops[{ops.index(None)}]", "an operator", "a block", "Blocks hold operators alone.")
         blocks.append(Block(tuple(op for op in ops if op is not None), entry.repeat, entry.label))
@@ -114,28 +113,58 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
     return plain
 
 
-def _parse_entry(raw: bytes, where: str) -> Operator | None:
-    """Return the operator of an entry, or None for a block."""
+def _parse_entries(entries: Sequence[msgspec.Raw], where: str) -> list[Operator | None]:
+    """Return the operator of each entry, or None for a block."""
+    raws = [bytes(entry) for entry in entries]
     try:
-        return _decode_workload(raw)
-    except BadInput as error:
-        raise type(error)(f"{where}: {error}") from None
+        found = _decode_entries(raws)
+    except BadInput:  # one by one, they say which is wrong
+        for index, raw in enumerate(raws):
+            try:
+                _decode_entries([raw])
+            except BadInput as error:
+                raise type(error)(f"{where}[{index}]: {error}") from None
+        raise
+    return [found[raw] for raw in raws]
 
 
-@lru_cache(maxsize=65536)
-def _decode_workload(raw: bytes) -> Operator | None:
-    head = decode_json(raw, _EntryHead, "op")
-    if head.op is None and head.repeat is not None:
-        return None
-    cls: Any = Elementwise if head.op in load_functions() else registered_operators().get(head.op or "")
-    if cls is None or head.op == Elementwise.kind:
+def _decode_entries(raws: Iterable[bytes]) -> dict[bytes, Operator | None]:
+    """Return the operator of each distinct entry, or None for a block; those of one name are decoded together."""
+    found: dict[bytes, Operator | None] = dict.fromkeys(raws)
+    named: dict[str | None, list[bytes]] = {}
+    for raw, head in zip(found, _decode_together(list(found), _EntryHead, "op"), strict=True):
+        if head.op is not None or head.repeat is None:
+            named.setdefault(head.op, []).append(raw)
+    for name, some in named.items():
+        cls = _find_class(name)
+        structs = _decode_together(some, operator_struct(cls), str(name))
+        found.update(zip(some, (_make_operator(cls, struct) for struct in structs), strict=True))
+    return found
+
+
+def _decode_together(raws: Sequence[bytes], kind: Any, where: str) -> list[Any]:
+    if len(raws) == 1:
+        return [decode_json(raws[0], kind, where)]
+    return decode_json(b"[" + b",".join(raws) + b"]", list[kind], where)
+
+
+def _find_class(name: str | None) -> Any:
+    """Return the class of an operator by its name in workload JSON."""
+    cls: Any = Elementwise if name in load_functions() else registered_operators().get(name or "")
+    if cls is None or name == Elementwise.kind:
         known = [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
-        if head.op is None:
+        if name is None:
             raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(known)}.")
-        raise unknown_name("operator", head.op, known, f"Known: {', '.join(known)}.")
-    given = msgspec.structs.asdict(decode_json(raw, operator_struct(cls), str(head.op)))
-    given.pop("op", None)  # which an elementwise operator calls its function
-    op: Operator = cls(**given)
+        raise unknown_name("operator", name, known, f"Known: {', '.join(known)}.")
+    return cls
+
+
+def _make_operator(cls: type[Operator], given: msgspec.Struct) -> Operator:
+    """Return an operator with the fields of its ``operator_struct``, checked as its class checks them."""
+    op = object.__new__(cls)
+    op.__dict__.update(msgspec.structs.asdict(given))
+    op.__dict__.pop("op", None)  # which an elementwise operator calls its function
+    op.__post_init__()
     check_size(op)
     return op
 
