@@ -10,7 +10,7 @@ from wattcast.hardware import load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.families.attention import cudnn_parts, flash_parts
 from wattcast.kernels.families.elementwise import function_cost
-from wattcast.kernels.families.row_reductions import row_walk, softmax_kernel
+from wattcast.kernels.families.row_reductions import RowWalk, group_alike, row_walk
 from wattcast.kernels.families.special_grids import (
     batch_norm,
     special_grid,
@@ -18,7 +18,7 @@ from wattcast.kernels.families.special_grids import (
 )
 from wattcast.kernels.kernel_table import BLOCK_CYCLE, USUAL_CONDITION, LaunchGrid, streamed_share
 from wattcast.workload.operator_base import Operator, load_functions
-from wattcast.workload.operator_types import Attention, Elementwise, Layout, RmsNorm, Softmax
+from wattcast.workload.operator_types import Attention, Elementwise, Layout, RmsNorm, RowReduction, Softmax
 
 SMS = 132.0
 
@@ -163,19 +163,26 @@ def test_stores_bound_what_computes_little() -> None:
     ],
 )
 def test_the_kernel_of_a_softmax(op: Softmax, kernel: str) -> None:
-    assert softmax_kernel(op) == kernel
+    ((_, alike),) = group_alike([op])
+    assert alike.kernel == kernel
+
+
+def walk_warm(op: RowReduction) -> RowWalk:
+    """How long blocks walk over the rows of one operator whose operands lie in L2."""
+    ((_, alike),) = group_alike([op])
+    return row_walk(alike, SMS, np.zeros(1))
 
 
 def test_one_block_an_sm_takes_longer_than_two() -> None:
     """Rows of seven thousand elements need 34 registers a thread, and an SM holds one block instead of two."""
-    two, one = (row_walk(Softmax(13200, dim), SMS, 0.0).sm_cycle / dim for dim in (6144, 7168))
+    two, one = (walk_warm(Softmax(13200, dim)).sm_cycle / dim for dim in (6144, 7168))
     assert one > 1.2 * two
 
 
 def test_the_gradient_of_a_norm_walks_over_all_rows() -> None:
-    short, tall = (row_walk(RmsNorm(rows, 768, backward=True), SMS, 0.0) for rows in (1024, 32768))
+    short, tall = (walk_warm(RmsNorm(rows, 768, backward=True)) for rows in (1024, 32768))
     assert tall.steps > 15 * short.steps
-    assert row_walk(RmsNorm(1 << 18, 64), SMS, 0.0).sm_cycle == pytest.approx((1 << 18) / SMS * BLOCK_CYCLE)
+    assert walk_warm(RmsNorm(1 << 18, 64)).sm_cycle == pytest.approx((1 << 18) / SMS * BLOCK_CYCLE)
 
 
 def test_parts_of_a_cache_are_those_that_ran() -> None:

@@ -338,7 +338,7 @@ _FEW_VECTORS, _VECTOR_WORK = 8.0, 4e7  # rows beyond which it is taken for littl
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees against the score, where there are any: chosen on held-out folds
-_TOGETHER, _MOST_TOGETHER = 64, 8192  # products whose candidates' terms stay in a cache, and in memory
+_TOGETHER, _MOST_TOGETHER = 128, 8192  # products whose candidates' terms stay in a cache, and in memory
 _MOST_PICKS = 8
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -340,7 +340,10 @@ class LaunchGrid(NamedTuple):
     once: bool = False  # ``sm_cycle`` includes the steps of all rounds but the first
 
 
-def steps_with_misses(steps: float, missing: float) -> float:
+_Steps = TypeVar("_Steps", float, Array)
+
+
+def steps_with_misses(steps: _Steps, missing: _Steps) -> _Steps:
     """Return steps counted in loads from L2: a load from device memory takes about twice as long.
 
     >>> steps_with_misses(10.0, 0.5)

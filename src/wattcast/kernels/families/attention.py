@@ -10,9 +10,10 @@ block for each head of queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from math import ceil, floor, log2
+from operator import attrgetter
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from wattcast.kernels.kernel_table import (
     ReferenceChip,
     as_columns,
     resident_share,
+    wave_fill,
 )
 from wattcast.workload.operator_types import Attention
 
@@ -83,106 +85,90 @@ def attention_work(
     ops: Sequence[Attention], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of fused attention."""
-    # FlashAttention takes any head once it is padded
-    flash = [asked or op.head_dim % 8 != 0 for op, asked in zip(ops, told.flash.tolist(), strict=True)]
-    cold = [
-        made or (op.q_len <= _DECODE_QUERIES and not warm)
-        for op, made, warm in zip(ops, told.cold.tolist(), told.warm.tolist(), strict=True)
-    ]
-    table = as_columns([_fill_row(*of, reference) for of in zip(ops, flash, cold, strict=True)])
-    work, logs = dict(zip(_WORK, table, strict=False)), dict(zip(_LOGS, table[len(_WORK) :], strict=False))
-    plain = dict(zip(_PLAIN, table[len(_WORK) + len(_LOGS) :], strict=True))
-    plain |= {"cudnn": told.cudnn.astype(np.float64), "split_heads": told.split_heads.astype(np.float64)}
-    return FamilyColumns(
-        [_kernel_family(op, by_flash) for op, by_flash in zip(ops, flash, strict=True)], work, plain, logs, {}
-    )
-
-
-_WORK = (
-    *("units", "unit_flop", "steps", "launches", "between_byte", "l2_byte", "shared_byte", "slots"),
-    *("dram_read_byte", "dram_write_byte"),
-)
-_LOGS = ("log_batch", "log_heads", "log_group", "log_q", "log_kv", "log_cut", "log_units")
-_PLAIN = ("head_dim", "causal", "fill", "fill_2", "pad_q", "flash", "cold")
-
-
-def _fill_row(op: Attention, flash: bool, cold: bool, reference: ReferenceChip) -> tuple[float, ...]:
-    """Return the columns of one operator; a workload has a few, for which plain numbers are faster than arrays."""
-    batch, heads, q, dim, width = op.batch, op.heads, float(op.q_len), float(op.head_dim), float(op.dtype.byte)
-    kept, read, write, sm_count = op.kept, op.read_byte, op.write_byte, reference.sm_count
-    decode = op.q_len <= _DECODE_QUERIES
-    rows = 1.0 if decode else float(ceil(q / _BLOCK_Q))
-    cut = _count_parts(op, flash, sm_count)
-    units = batch * (op.kv_heads if decode and width <= _HALF_BYTE else heads) * rows * cut
-    keys = float(ceil(op.kv_len / cut / _BLOCK_KV))
-    padded_q = 64.0 if decode and (not flash or cut > 1) else _BLOCK_Q
-    products = op.flop / max(2.0 * batch * heads * q * op.kv_len * kept, 1.0)  # head dimensions of all products
-    met = _share_met(kept, rows, keys) if op.causal else kept
-    loads = read if decode else units * keys * _BLOCK_KV * met * 2.0 * dim * width + read
+    batch, heads, kv_heads, q, kv, dim, causal, backward, dropout, width = as_columns(list(map(_read_sizes, ops)))
+    flop, read, write, kept = as_columns([(op.flop, op.read_byte, op.write_byte, op.kept) for op in ops])
+    decode, sm_count = q <= _DECODE_QUERIES, reference.sm_count
+    flash = told.flash | (dim % 8 != 0)  # FlashAttention takes any head once it is padded
+    cold = told.cold | (decode & ~told.warm)
+    cuts = decode & (backward == 0) & (width <= _HALF_BYTE)
+    cut = np.ones(len(ops))
+    for i in cuts.nonzero()[0].tolist():
+        cut[i] = _count_parts(ops[i], bool(flash[i]), sm_count)
+    rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
+    units = batch * np.where(decode & (width <= _HALF_BYTE), kv_heads, heads) * rows * cut
+    keys = np.ceil(kv / cut / _BLOCK_KV)
+    padded_q = np.where(decode & (~flash | (cut > 1)), 64.0, _BLOCK_Q)
+    products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
+    met = np.where(causal > 0, _share_met(kept, rows, keys), kept)
+    loads = np.where(decode, read, units * keys * _BLOCK_KV * met * 2.0 * dim * width + read)
     # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
-    crossings = (2.6 if decode else 3.6) * (1.9 if flash else 1.0)
-    launches, between, whole = 1.0 + (decode and cut > 1), 0.0, 1.0
-    if op.backward:  # gradients of queries in fp32, of keys and values by head; five products of a block for two
-        shares = heads > op.kv_heads
-        launches = _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES
-        between = (8.0 * q + shares * 4.0 * width * op.kv_len) * batch * heads * dim
-        crossings *= 2.5
-    if op.head_dim % 8:  # operands with zeros behind each head
-        launches, between = launches + _PAD_LAUNCHES, between + 3.0 * read
-    slots = (2.0 if flash else 4.0) if decode else 1.0
-    if decode and flash:  # blocks equally long
-        rounds = max(units / (slots * sm_count), 1.0)
-        whole = ceil(rounds) / rounds
-    unit_flop = 2.0 * padded_q * keys * _BLOCK_KV * (products + _price_score(op)) * met
-    steps = keys * (1.0 if decode else met) * whole
-    missing = 1.0 if cold else 1.0 - float(resident_share(read + write, reference.l2_byte))
-    waves = units / sm_count
-    return (
-        *(units, unit_flop, steps, launches, between, loads + write, loads * crossings, slots),
-        *(read * missing, write * missing),
-        *(batch, heads, heads / op.kv_heads, q, op.kv_len, cut, units),
-        *(dim, op.causal, _share_filled(waves), _share_filled(waves / 2.0), q / (rows * _BLOCK_Q), flash, cold),
-    )
+    crossings = np.where(decode, 2.6, 3.6) * np.where(flash, 1.9, 1.0) * np.where(backward > 0, 2.5, 1.0)
+    # gradients of queries in fp32, of keys and values by head; five products of a block for two
+    shares = heads > kv_heads
+    launches = np.where(backward > 0, _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES, 1.0 + (decode & (cut > 1)))
+    between = backward * (8.0 * q + shares * 4.0 * width * kv) * batch * heads * dim
+    padded = dim % 8 != 0  # operands with zeros behind each head
+    launches, between = launches + padded * _PAD_LAUNCHES, between + padded * 3.0 * read
+    slots = np.where(decode, np.where(flash, 2.0, 4.0), 1.0)
+    rounds = np.maximum(units / (slots * sm_count), 1.0)
+    whole = np.where(decode & flash, np.ceil(rounds) / rounds, 1.0)  # blocks equally long
+    score = np.where(backward > 0, _BACKWARD_SCORE, _SCORE)
+    dropped = np.where(backward > 0, _BACKWARD_SCORE + _DROPPED_BACKWARD_SCORE, _DROPPED_SCORE)
+    score = np.where(dropout > 0, dropped, score)
+    missing = np.where(cold, 1.0, 1.0 - resident_share(read + write, reference.l2_byte))
+    work = {
+        "units": units,
+        "unit_flop": 2.0 * padded_q * keys * _BLOCK_KV * (products + score) * met,
+        "steps": keys * np.where(decode, 1.0, met) * whole,
+        "launches": launches,
+        "between_byte": between,
+        "l2_byte": loads + write,
+        "shared_byte": loads * crossings,
+        "slots": slots,
+        "dram_read_byte": read * missing,
+        "dram_write_byte": write * missing,
+    }
+    logs = {"log_batch": batch, "log_heads": heads, "log_group": heads / kv_heads, "log_q": q, "log_kv": kv}
+    logs |= {"log_cut": cut, "log_units": units}
+    plain = {
+        "head_dim": dim,
+        "causal": causal,
+        "fill": wave_fill(units, sm_count),
+        "fill_2": wave_fill(units, 2.0 * sm_count),
+        "pad_q": q / (rows * _BLOCK_Q),
+        "flash": flash.astype(np.float64),
+        "cold": cold.astype(np.float64),
+        "cudnn": told.cudnn.astype(np.float64),
+        "split_heads": told.split_heads.astype(np.float64),
+    }
+    kinds = zip((backward > 0).tolist(), decode.tolist(), flash.tolist(), (dropout > 0).tolist(), strict=True)
+    return FamilyColumns([_kernel_family(*kind) for kind in kinds], work, plain, logs, {})
 
 
-def _share_filled(waves: float) -> float:
-    """Return the share of whole waves that has work."""
-    return waves / max(ceil(waves), 1)
+_read_sizes: Callable[[Attention], tuple[float, ...]] = attrgetter(
+    "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal", "backward", "dropout", "dtype.byte"
+)
 
 
 def _count_parts(op: Attention, flash: bool, sm_count: float) -> float:
     """Return the parts that the keys are cut into."""
-    if op.q_len > _DECODE_QUERIES or op.backward or op.dtype.byte > _HALF_BYTE:
-        return 1.0
     blocks = float(op.batch * op.kv_heads)
     if flash:
         return flash_parts(blocks, op.kv_len, op.head_dim, sm_count)
     return cudnn_parts(blocks, op.kv_len, sm_count)
 
 
-def _share_met(kept: float, rows: float, keys: float) -> float:
+def _share_met(kept: Array, rows: Array, keys: Array) -> Array:
     """Return the share of key blocks that query blocks walk over: those on a causal diagonal count whole."""
-    if rows <= 1:
-        return kept
-    least = min(rows, keys)
-    return max(kept, (keys - least + (least + 1.0) / 2.0) / keys)
+    least = np.minimum(rows, keys)
+    return np.where(rows <= 1, kept, np.maximum(kept, (keys - least + (least + 1.0) / 2.0) / keys))
 
 
-def _price_score(op: Attention) -> float:
-    """Return what a score costs on top of its products, in head dimensions of a product."""
-    if op.backward:
-        return _BACKWARD_SCORE + (_DROPPED_BACKWARD_SCORE if op.dropout else 0.0)
-    return _DROPPED_SCORE if op.dropout else _SCORE
-
-
-def _kernel_family(op: Attention, flash: bool) -> str:
+@cache
+def _kernel_family(backward: bool, decode: bool, flash: bool, dropout: bool) -> str:
     """Return the kernel family: gradients and dropped weights are kernels of their own, as is each library's."""
-    if op.backward:
-        name = "attention.backward"
-    else:
-        decode = op.q_len <= _DECODE_QUERIES
-        name = f"attention.{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"
-    return f"{name}.dropout" if op.dropout else name
+    name = "backward" if backward else f"{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"
+    return f"attention.{name}.dropout" if dropout else f"attention.{name}"
 
 
 register_kernels(Attention, mapping=KernelMapping(attention_work, tensor_cores=True))

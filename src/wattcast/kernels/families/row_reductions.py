@@ -7,11 +7,11 @@ come from times of these kernels on an H200.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil, log2
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.units import Dtype
@@ -21,6 +21,7 @@ from wattcast.kernels.kernel_table import (
     SM_THREADS,
     ConditionColumns,
     FamilyColumns,
+    Flags,
     ReferenceChip,
     as_columns,
     resident_share,
@@ -62,207 +63,238 @@ def row_reduction_work(
     ops: Sequence[RowReduction], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of softmax and norms."""
-    rows = [_count_work(*of, reference) for of in zip(ops, told.cold.tolist(), strict=True)]
-    dim, units, cycles, slots, *rest = as_columns(rows)
+    families = np.empty(len(ops), dtype=object)
+    table = np.empty((len(_COLUMNS), len(ops)))
+    for at, alike in group_alike(ops):
+        families[at] = alike.kernel_family
+        columns = _count_work(alike, told.cold[at], reference)
+        table[:, at] = np.array(np.broadcast_arrays(*columns), dtype=np.float64)
+    dim, units, cycles, slots, *rest = table
     waves = units / reference.sm_count
     work = {"units": units, "slots": slots, "unit_flop": rate * cycles / np.maximum(waves, 1.0)}
     work |= zip(_WORK, rest, strict=False)
     plain = dict(zip(_PLAIN, rest[len(_WORK) :], strict=False)) | {
-        "pow2_dim": dim / 2.0 ** np.ceil(np.log2(dim)),
+        "pow2_dim": dim / _warp_places(dim),
         "fill": wave_fill(units, 2.0 * reference.sm_count),
         "waves": np.log2(waves),
     }
     logs = {"log_rows": rest[-2], "log_dim": dim, "log_byte": rest[-1]}
-    return FamilyColumns([_kernel_family(op) for op in ops], work, plain, logs, {"align_dim": dim})
+    return FamilyColumns(families.tolist(), work, plain, logs, {"align_dim": dim})
 
 
 _WORK = ("steps", "launches", "l2_byte", "between_byte", "shared_byte", "dram_read_byte", "dram_write_byte")
 _PLAIN = ("width", "out_width", "cold", "kind", "backward")
+_COLUMNS = ("dim", "units", "cycles", "slots", *_WORK, *_PLAIN, "rows", "byte")
 _KIND_CODE = {"softmax": 0.0, "layernorm": 1.0, "rmsnorm": 2.0}
 
 
-def _kernel_family(op: RowReduction) -> str:
-    if op.backward:
-        return f"{op.kind}.backward"
-    if op.kind == "softmax":
-        return f"softmax.{softmax_kernel(op)}"
-    return f"{op.kind}.vector" if op.dim % 4 == 0 else f"{op.kind}.scalar"
+class AlikeRows(NamedTuple):
+    """Operators that one kernel runs in the same formats; sizes are arrays ``(row,)``."""
+
+    kernel: str  # of a softmax warp, block (a row in registers) or loop; of a norm vector or scalar
+    kind: str
+    dtype: Dtype
+    out_dtype: Dtype
+    backward: bool
+    log: bool
+    rows: Array
+    dim: Array
+    read_byte: Array
+    write_byte: Array
+
+    @property
+    def elements(self) -> Array:
+        """Elements read once by the forward pass."""
+        return self.rows * self.dim
+
+    @property
+    def kernel_family(self) -> str:
+        """The family whose corrections they share."""
+        return f"{self.kind}.{'backward' if self.backward else self.kernel}"
+
+    @property
+    def casts_apart(self) -> bool:
+        """Whether another output format is a kernel of its own: PyTorch fuses it into softmax for fp16 alone."""
+        return self.out_dtype is not self.dtype and not (self.kind == "softmax" and self.dtype is Dtype.FP16)
 
 
-def _count_work(op: RowReduction, cold: bool, reference: ReferenceChip) -> tuple[float, ...]:
-    """Return the columns of one operator; a workload has a few, for which plain numbers are faster than arrays."""
-    elements, softmax, width = op.elements, op.kind == "softmax", op.dtype.byte
-    read, write, sms = op.read_byte, op.write_byte, reference.sm_count
-    both = read + write
-    between = 8.0 * elements if _casts_apart(op) else 0.0  # fp32 written and read again
-    multiplied = softmax and op.backward and not _is_log(op)
+def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.intp], AlikeRows]]:
+    """Yield operators that one kernel runs in the same formats, with their places among ``ops``."""
+    places: dict[tuple[str, Dtype, Dtype, bool, bool], list[int]] = {}
+    for i, op in enumerate(ops):
+        log = isinstance(op, Softmax) and op.log
+        places.setdefault((op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, log), []).append(i)
+    for form, some in places.items():
+        rows, dim, read, write = as_columns([(op.rows, op.dim, *op.work[1:3]) for op in (ops[i] for i in some)])
+        kernels = _choose_kernels(form, dim)
+        for kernel in dict.fromkeys(kernels.tolist()):
+            own = (kernels == kernel).nonzero()[0]
+            yield np.array(some)[own], AlikeRows(kernel, *form, rows[own], dim[own], read[own], write[own])
+
+
+def _choose_kernels(form: tuple[str, Dtype, Dtype, bool, bool], dim: Array) -> npt.NDArray[np.str_]:
+    """Return PyTorch's kernel for rows of each length."""
+    kind, dtype, out_dtype, backward, _ = form
+    if kind != "softmax":
+        return np.where(dim % 4 == 0, "vector", "scalar")
+    fused = out_dtype is not dtype and dtype is Dtype.FP16
+    longest = _WARP_ROW_ELSE if backward or fused else _WARP_ROW
+    held = (dim <= _REGISTER_ROW) & (not fused) & (not backward)
+    return np.where(dim <= longest, "warp", np.where(held, "block", "loop"))
+
+
+def _count_work(of: AlikeRows, cold: Flags, reference: ReferenceChip) -> tuple[Array | Flags | float, ...]:
+    """Return the columns of operators that one kernel runs; numbers are those of all of them."""
+    softmax, width, sms = of.kind == "softmax", of.dtype.byte, reference.sm_count
+    read, write, both = of.read_byte, of.write_byte, of.read_byte + of.write_byte
+    between = (8.0 if of.casts_apart else 0.0) * of.elements  # fp32 written and read again
+    multiplied = softmax and of.backward and not of.log
     if multiplied:  # PyTorch multiplies first: a product is written, and read again with the result
-        between += 3.0 * elements * width
-    missing = 1.0 if cold else 1.0 - float(streamed_share(both + between, reference.l2_byte))
-    cut = _cut_softmax(op, both) if softmax else _cut_norm(op, both)
-    again = cut.rereads
-    if again:  # rows in flight come again from L2, or from device memory where they do not fit together
-        flown = min(op.rows, cut.slots * sms) * op.dim * width
-        again = again * (1.0 - float(resident_share(flown, reference.l2_byte))) if missing > 0 else 0.0
-    steps, sm_cycle = row_walk(op, sms, missing)
-    pair = multiplied or (not softmax and (op.backward or op.dim % 4 != 0))  # two kernels
-    launches = 1.0 + pair + _casts_apart(op)
+        between = between + 3.0 * of.elements * width
+    missing = np.where(cold, 1.0, 1.0 - streamed_share(both + between, reference.l2_byte))
+    cut = _cut_softmax(of, both) if softmax else _cut_norm(of, both)
+    # rows in flight come again from L2, or from device memory where they do not fit together
+    flown = np.minimum(of.rows, cut.slots * sms) * of.dim * width
+    again = np.where(missing > 0, cut.rereads * (1.0 - resident_share(flown, reference.l2_byte)), 0.0)
+    steps, sm_cycle = row_walk(of, sms, missing)
+    pair = multiplied or (not softmax and (of.backward or of.kernel == "scalar"))  # two kernels
     return (
-        *(op.dim, cut.units, sm_cycle, cut.slots),
-        *(steps / max(cut.units / (cut.slots * sms), 1.0), launches, read * cut.passes * cut.reads + write, between),
+        *(of.dim, cut.units, sm_cycle, cut.slots),
+        *(steps / np.maximum(cut.units / (cut.slots * sms), 1.0), 1.0 + pair + of.casts_apart),
+        *(read * cut.passes * cut.reads + write, between),
         *(cut.crossed_byte + 2.0 * between, read * missing * (cut.reads + again), write * missing),
-        *(width, (op.out_dtype or op.dtype).byte, cold, _KIND_CODE[op.kind], op.backward, op.rows, both),
+        *(width, of.out_dtype.byte, cold, _KIND_CODE[of.kind], of.backward, of.rows, both),
     )
 
 
 class _Cut(NamedTuple):
-    """How the rows of an operator are cut into blocks, and what these move."""
+    """How the rows of operators are cut into blocks, and what these move."""
 
-    units: float  # blocks
+    units: Array  # blocks
     slots: float  # blocks an SM holds
-    crossed_byte: float  # through shared memory
-    passes: float = 1.0  # of the operands through L2
-    rereads: float = 0.0  # how often a row in flight is read again
+    crossed_byte: Array  # through shared memory
+    passes: Array | float = 1.0  # of the operands through L2
+    rereads: Array | float = 0.0  # how often a row in flight is read again
     reads: float = 1.0  # how often the operands are read by different kernels
 
 
-def _cut_softmax(op: RowReduction, byte: float) -> _Cut:
-    kernel = softmax_kernel(op)
-    if kernel == "warp":  # a warp takes a row or two, a block four warps
-        return _Cut(ceil(op.rows / (4.0 * _rows_per_warp(op.dim))), SM_THREADS / 128.0, byte * 2.0)
-    slots = SM_THREADS / (128.0 if op.backward else 1024.0)
-    looped = kernel == "loop" and not op.backward
-    if op.backward and _is_log(op):  # of two operands, the gradient is read again
-        return _Cut(op.rows, slots, byte * _SOFTMAX_CROSSINGS, 1.5, 0.5)
-    return _Cut(op.rows, slots, byte * _SOFTMAX_CROSSINGS, *((3.0, 2.0) if looped else (1.0, 0.0)))
+def _cut_softmax(of: AlikeRows, byte: Array) -> _Cut:
+    if of.kernel == "warp":  # a warp takes a row or two, a block four warps
+        return _Cut(np.ceil(of.rows / (4.0 * _rows_per_warp(of.dim))), SM_THREADS / 128.0, byte * 2.0)
+    slots = SM_THREADS / (128.0 if of.backward else 1024.0)
+    looped = of.kernel == "loop" and not of.backward
+    if of.backward and of.log:  # of two operands, the gradient is read again
+        return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, 1.5, 0.5)
+    return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, *((3.0, 2.0) if looped else (1.0, 0.0)))
 
 
-def _is_log(op: RowReduction) -> bool:
-    return isinstance(op, Softmax) and op.log
-
-
-def _cut_norm(op: RowReduction, byte: float) -> _Cut:
+def _cut_norm(of: AlikeRows, byte: Array) -> _Cut:
     """Cut a norm; its gradient reads both operands for the gradient of the input, and again for the weights'."""
-    width, layer, reads = op.dtype.byte, op.kind == "layernorm", 2.0 if op.backward else 1.0
-    if op.dim % 4 == 0:
+    width, layer, reads = of.dtype.byte, of.kind == "layernorm", 2.0 if of.backward else 1.0
+    if of.kernel == "vector":
         # a long row of a layer norm is no longer in L1 when it is read again
-        again = _l1_miss_share(op.dim * width) if layer else min(max(op.dim * width / 2e4 - 0.5, 0.1), 1.0)
-        return _Cut(op.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0 + again, again, reads)
-    if op.backward:
-        return _Cut(op.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0, 1.0, reads)
-    crossed = op.rows * (_SCALAR_ROW + op.dim * (_SCALAR_ELEMENT + _SCALAR_BYTE * width))
+        again = _l1_miss_share(of.dim * width) if layer else np.clip(of.dim * width / 2e4 - 0.5, 0.1, 1.0)
+        return _Cut(of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0 + again, again, reads)
+    if of.backward:
+        return _Cut(of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0, 1.0, reads)
+    crossed = of.rows * (_SCALAR_ROW + of.dim * (_SCALAR_ELEMENT + _SCALAR_BYTE * width))
     passes = layer + _SCALAR_PASSES  # a layer norm loads weights too
-    return _Cut(op.rows, SM_THREADS / 512.0, crossed, passes, 1.0, reads)
+    return _Cut(of.rows, SM_THREADS / 512.0, crossed, passes, 1.0, reads)
 
 
 class RowWalk(NamedTuple):
     """Dependent steps of all rounds of blocks together, and cycles of the busiest SM."""
 
-    steps: float
-    sm_cycle: float
+    steps: Array
+    sm_cycle: Array
 
 
-def row_walk(op: RowReduction, sm_count: float, missing: float) -> RowWalk:
+def row_walk(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
     """Return how long blocks walk over their rows; ``missing`` is the share of the bytes that L2 does not hold."""
-    if op.backward:
-        walk = _walk_softmax_gradient if op.kind == "softmax" else _walk_norm_gradient
-        return walk(op, sm_count, missing)
-    if op.kind != "softmax":
-        return _walk_norm(op, sm_count, missing)
-    found = _walk_softmax(op, sm_count, missing)
-    if not _casts_apart(op):
+    if of.backward:
+        walk = _walk_softmax_gradient if of.kind == "softmax" else _walk_norm_gradient
+        return walk(of, sm_count, missing)
+    if of.kind != "softmax":
+        return _walk_norm(of, sm_count, missing)
+    found = _walk_softmax(of, sm_count, missing)
+    if not of.casts_apart:
         return found
-    return RowWalk(found.steps + 2.0, found.sm_cycle + _CAST_CYCLE * op.elements / sm_count)
+    return RowWalk(found.steps + 2.0, found.sm_cycle + _CAST_CYCLE * of.elements / sm_count)
 
 
-def _casts_apart(op: RowReduction) -> bool:
-    """Return whether another output format is a kernel of its own: PyTorch fuses it into softmax for fp16 alone."""
-    other = op.out_dtype is not None and op.out_dtype is not op.dtype
-    return other and not (op.kind == "softmax" and op.dtype is Dtype.FP16)
-
-
-def softmax_kernel(op: RowReduction) -> str:
-    """Return PyTorch's kernel for a softmax: ``warp``, ``block`` (a row in registers) or ``loop``."""
-    fused = op.out_dtype is not None and op.out_dtype is not op.dtype and not _casts_apart(op)
-    if op.dim <= (_WARP_ROW_ELSE if op.backward or fused else _WARP_ROW):
-        return "warp"
-    return "block" if op.dim <= _REGISTER_ROW and not fused and not op.backward else "loop"
-
-
-def _warp_places(dim: int) -> float:
+def _warp_places(dim: Array) -> Array:
     """Return the elements that the lanes of a warp have room for in a row: a power of two.
 
-    >>> _warp_places(1500)
+    >>> float(_warp_places(np.array(1500.0)))
     2048.0
     """
-    return float(2.0 ** ceil(log2(dim)))
+    return np.asarray(2.0 ** np.ceil(np.log2(dim)))
 
 
-def _rows_per_warp(dim: int) -> float:
-    return 2.0 if _warp_places(dim) <= 128 else 1.0
+def _rows_per_warp(dim: Array) -> Array:
+    return np.where(dim <= 128, 2.0, 1.0)
 
 
-def _walk_softmax(op: RowReduction, sm_count: float, missing: float) -> RowWalk:
-    kernel = softmax_kernel(op)
-    if kernel == "warp":
-        held = _warp_places(op.dim)
-        steps = max(held / 32.0, 1.0) * _rows_per_warp(op.dim)
-        place, element, row = _WIDEST_CYCLES if held >= _WARP_ROW else _WARP_CYCLES
-        cycle = max(op.rows / sm_count, 1.0) * (place * held + element * op.dim + row)
+def _walk_softmax(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    if of.kernel == "warp":
+        held = _warp_places(of.dim)
+        steps = np.maximum(held / 32.0, 1.0) * _rows_per_warp(of.dim)
+        widest = (held >= _WARP_ROW)[..., np.newaxis]
+        place, element, row = np.where(widest, _WIDEST_CYCLES, _WARP_CYCLES).T
+        cycle = np.maximum(of.rows / sm_count, 1.0) * (place * held + element * of.dim + row)
         return RowWalk(steps_with_misses(steps, 0.5 * missing), cycle)
-    each = ceil(op.dim / _BLOCK)
-    if kernel == "block":
+    each = np.ceil(of.dim / _BLOCK)
+    if of.kernel == "block":
         two = each <= _TWO_BLOCKS
-        cycle = each * (_HELD_CYCLE if two else _HELD_ALONE_CYCLE)
-        blocks = _busiest_sm_blocks(op.rows, sm_count, 2.0 if two else 1.0)
+        cycle = each * np.where(two, _HELD_CYCLE, _HELD_ALONE_CYCLE)
+        blocks = _busiest_sm_blocks(of.rows, sm_count, np.where(two, 2.0, 1.0))
         return RowWalk(4.0 + steps_with_misses(4.0 * each, missing), blocks * cycle)
-    cycle = _busiest_sm_blocks(op.rows, sm_count, 2.0) * (_WALK_ROW_CYCLE + _WALK_CYCLE * op.dim)
+    cycle = _busiest_sm_blocks(of.rows, sm_count, 2.0) * (_WALK_ROW_CYCLE + _WALK_CYCLE * of.dim)
     return RowWalk(12.0 + steps_with_misses(2.0 * each, 0.3 * missing), cycle)
 
 
-def _busiest_sm_blocks(rows: float, sm_count: float, blocks: float) -> float:
+def _busiest_sm_blocks(rows: Array, sm_count: float, blocks: Array | float) -> Array:
     """Return the blocks of the busiest SM: whole rounds once there is more than one; a single block takes no longer
     than its steps."""
     at_once = sm_count * blocks
-    if rows > at_once:
-        return blocks * ceil(rows / at_once)
-    return rows / sm_count if rows > sm_count else 0.0
+    few = np.where(rows > sm_count, rows / sm_count, 0.0)
+    return np.where(rows > at_once, blocks * np.ceil(rows / at_once), few)
 
 
-def _walk_softmax_gradient(op: RowReduction, sm_count: float, missing: float) -> RowWalk:
-    warp = softmax_kernel(op) == "warp"
-    each = max(_warp_places(op.dim) / 32.0, 1.0) if warp else 12.0 + 2.0 * ceil(op.dim / _BLOCK)
-    return RowWalk(steps_with_misses(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * op.elements / sm_count)
+def _walk_softmax_gradient(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    warp = of.kernel == "warp"
+    each = np.maximum(_warp_places(of.dim) / 32.0, 1.0) if warp else 12.0 + 2.0 * np.ceil(of.dim / _BLOCK)
+    return RowWalk(steps_with_misses(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * of.elements / sm_count)
 
 
-def _walk_norm(op: RowReduction, sm_count: float, missing: float) -> RowWalk:
-    loads = ceil(op.dim / 512.0)
-    if op.dim % 4:  # single elements, in blocks of 512 threads that wait for one another's sums
-        rounds = max(op.rows / (_SCALAR_SLOTS * sm_count), 1.0)
+def _walk_norm(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    loads = np.ceil(of.dim / 512.0)
+    if of.kernel == "scalar":  # single elements, in blocks of 512 threads that wait for one another's sums
+        rounds = np.maximum(of.rows / (_SCALAR_SLOTS * sm_count), 1.0)
         steps = (_REDUCE_STEPS + loads) * rounds + loads * missing
-        return RowWalk(steps, op.rows / sm_count * _SCALAR_CYCLE * op.dim)
-    row, byte, wide = _NORM_CYCLES[op.kind]
-    cycle = max(row + byte * op.dim * op.dtype.byte, BLOCK_CYCLE) + (wide if op.dtype is Dtype.FP32 else 0.0)
-    return RowWalk(_REDUCE_STEPS + steps_with_misses(loads, missing), op.rows / sm_count * cycle)
+        return RowWalk(steps, of.rows / sm_count * _SCALAR_CYCLE * of.dim)
+    row, byte, wide = _NORM_CYCLES[of.kind]
+    cycle = np.maximum(row + byte * of.dim * of.dtype.byte, BLOCK_CYCLE) + (wide if of.dtype is Dtype.FP32 else 0.0)
+    return RowWalk(_REDUCE_STEPS + steps_with_misses(loads, missing), of.rows / sm_count * cycle)
 
 
-def _walk_norm_gradient(op: RowReduction, sm_count: float, missing: float) -> RowWalk:
-    share = _RMS_SHARE if op.kind == "rmsnorm" else 1.0
-    crowd = max(ceil(op.dim / 32.0) / sm_count, 1.0)
-    weights = ceil(op.rows / _GRADIENT_ROWS) * share * crowd
-    own = 8.0 + (ceil(op.dim / 512.0) if op.dim % 4 == 0 else ceil(op.dim / 64.0))
+def _walk_norm_gradient(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    share = _RMS_SHARE if of.kind == "rmsnorm" else 1.0
+    crowd = np.maximum(np.ceil(of.dim / 32.0) / sm_count, 1.0)
+    weights = np.ceil(of.rows / _GRADIENT_ROWS) * share * crowd
+    own = 8.0 + np.ceil(of.dim / (512.0 if of.kernel == "vector" else 64.0))
     always, byte, again = _BACKWARD_CYCLES
-    each = always + op.dtype.byte * (byte + again * _l1_miss_share(op.dim * op.dtype.byte))
-    return RowWalk(own + steps_with_misses(weights, 0.3 * missing), each * op.elements / sm_count)
+    each = always + of.dtype.byte * (byte + again * _l1_miss_share(of.dim * of.dtype.byte))
+    return RowWalk(own + steps_with_misses(weights, 0.3 * missing), each * of.elements / sm_count)
 
 
-def _l1_miss_share(row_byte: float) -> float:
+def _l1_miss_share(row_byte: Array) -> Array:
     """Return the share of a row that L1 no longer holds when a norm reads it again.
 
-    >>> _l1_miss_share(4096.0), _l1_miss_share(16384.0)
-    (0.0, 1.0)
+    >>> _l1_miss_share(np.array([4096.0, 16384.0])).tolist()
+    [0.0, 1.0]
     """
-    return min(max((row_byte - 6e3) / 8e3, 0.0), 1.0)
+    return np.clip((row_byte - 6e3) / 8e3, 0.0, 1.0)
 
 
 register_kernels(Softmax, LayerNorm, RmsNorm, mapping=KernelMapping(row_reduction_work))
