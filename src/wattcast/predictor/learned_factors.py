@@ -26,6 +26,7 @@ from wattcast.predictor.timeline import count_rounds, count_waves
 _BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 _SINGLE_ROWS = 32_768  # from which half the digits do: no model has so many distinct operators
+_CLOSE = 0.01  # r² below which the rounding of single precision, some 1e-6, would show in exp(-r)
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
 
@@ -82,8 +83,9 @@ class GaussianProcess:
 
         r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
         middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
-        ``single`` computes exp(-r) in single precision: a third less time, and the logs of the factors of 100,000
-        random operators on an H200 move by at most 7e-6.
+        ``single`` computes in single precision, and again in double where a row lies so close to a point that the
+        rounding of r² would show: the logs of factors of 100,000 operators on an H200 move by at most 2e-5, and by
+        1e-6 on average.
         """
         table = np.empty((len(rows), len(self.features) + 2))
         scaled = np.multiply(rows, self.scale, out=table[:, :-2])
@@ -97,18 +99,26 @@ class GaussianProcess:
             points[-1] += table[0, ~varies] @ equal
             table = table[:, varies]
         most = max(_BLOCK // max(len(weights), 1), 1)
-        squares = np.empty((min(len(rows), most), len(weights)))
-        precision = np.float32 if single else np.float64
-        distances, weights = squares.astype(precision, copy=False), weights.astype(precision, copy=False)
+        precision: Any = np.float32 if single else np.float64
+        by_point, exact = points.T.copy() if single else points.T, table
+        table, points, weights = (of.astype(precision, copy=False) for of in (table, points, weights))
+        squares = np.empty((min(len(rows), most), len(weights)), precision)
         found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
         for i in range(0, len(rows), most):
-            square, some = squares[: len(rows) - i], distances[: len(rows) - i]
+            square, low = squares[: len(rows) - i], nearest[i : i + most]
             _multiply_blocks(table[i : i + most], points, square)
-            low = square.min(axis=1, out=nearest[i : i + most])
+            if single:
+                first = np.arange(0, square.size, square.shape[1])
+                close = np.append(np.flatnonzero(square < _CLOSE), first + square.argmin(axis=1))
+                row, point = np.divmod(close, square.shape[1])
+                pairs = np.einsum("ij,ij->i", exact[i + row], by_point[point])
+                square.ravel()[close], low[:] = pairs, pairs[-len(low) :]
+            else:
+                square.min(axis=1, out=low)
             if low.min() < 0.0:
                 np.maximum(square, 0.0, out=square)
-            np.negative(np.sqrt(square, out=some, dtype=precision, casting="same_kind"), out=some)
-            found[i : i + most] = np.exp(some, out=some) @ weights
+            np.negative(np.sqrt(square, out=square), out=square)
+            found[i : i + most] = np.exp(square, out=square) @ weights
         return found + self.mean
 
     @cached_property
@@ -245,9 +255,10 @@ def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
     Tiles of U/S = w + r waves keep all SMs busy for w; in the rest an SM reads at most κ times its even share of the
     rate, so the factor is (w + max(r, 1/κ)) / (w + r), for sequences of one length.
     """
-    even = np.array([name.startswith("attention.engine.paged.decode") for name in kernels.work.kernel_family])
-    if not even.any():
+    paged = {name for name in set(kernels.work.kernel_family) if name.startswith("attention.engine.paged.decode")}
+    if not paged:
         return 1.0
+    even = np.array([name in paged for name in kernels.work.kernel_family])
     even &= kernels.work.features["kinds"] == 1.0
     waves = np.asarray(kernels.work.units / sms)
     left = waves % 1.0
@@ -349,7 +360,7 @@ def evaluate_factors(
     for family, rows in rows_of.items():
         model = models[family]
         columns = {name: i for i, name in enumerate(model.features)}
-        chosen = table[[places.get(name, 0) for name in columns], np.array(rows)[:, np.newaxis]]  # (row, column)
+        chosen = table[np.ix_([places.get(name, 0) for name in columns], rows)].T  # (row, column)
         for name in kinds:
             if name not in columns and (above := _measured_kind(name, columns)):
                 chosen[:, columns[above]] += table[places[name], rows]
@@ -387,10 +398,10 @@ class LearnedFactors:
         learned from, 1 to 0; NaN where nothing was. The model of energy sees, besides the shape, how busy the
         reference chip would be at its top clock; without ``energy`` it is not asked.
         """
-        kept = self._kept.get(kernels.key)
+        work, count = kernels.work, len(kernels.ops)
+        kept = self._kept.get(kernels.key) if count <= _MOST_ROWS else None
         if kept is not None:
             return kept
-        work, count = kernels.work, len(kernels.ops)
         names = tuple(work.features)
         table = np.concatenate([np.zeros(count), *work.features.values()]).reshape(-1, count)
         time, near_time = evaluate_factors(self.time, work.root_family, names, table)
@@ -430,7 +441,8 @@ class CarriedFactors(LearnedFactors):
         if not rows:
             return time, cost, near
         ops = tuple(kernels.ops[i] for i in rows)
-        found = self._kept.get((ops, tuple(kernels.conditions[i] for i in rows)))
+        key = ops, tuple(kernels.conditions[i] for i in rows)
+        found = self._kept.get(key) if len(rows) <= _MOST_ROWS else None
         if found is None:
             some = kernels.select_rows(np.array(rows), ops)
             some = replace(some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference))

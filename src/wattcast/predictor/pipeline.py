@@ -138,6 +138,8 @@ def analyse_graph(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
 
 def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
     """Analyse many workloads in one table of kernels and return one timeline per workload."""
+    if len(graphs) == 1:
+        return [analyse_graph(graphs[0], gpu, bundle)]
     kernels, parts = lower_graphs(graphs, gpu, bundle.reference)
     whole = analyse_kernels(kernels, gpu, bundle)
     each = zip(graphs, parts, strict=True)
