@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -91,6 +92,40 @@ def test_a_long_list_is_not_searched_for_cycles_again_and_again() -> None:
     with pytest.raises(BadInput):
         wattcast.predict({"name": "wrong", "ops": [{"op": "relu", "n": 0}]}, "h200")
     assert gc.isenabled()
+
+
+@pytest.mark.slow
+def test_distinct_operators_take_linear_time() -> None:
+    """A million of such a mix took 200 s of processor time, with tables of products that grew with their square."""
+    spent_s = []
+    for count in (50_000, 200_000):
+        ops = [entry for i in range(count // 5) for entry in list_layer(i)]
+        begin = time.process_time()
+        found = wattcast.predict({"name": "long", "ops": ops}, "h200")
+        assert found.interval.latency_s[0] < found.latency_s
+        spent_s.append(time.process_time() - begin)
+    assert spent_s[1] < 5.0 * spent_s[0]
+    assert spent_s[1] < 200_000 * 150e-6
+
+
+def list_layer(i: int) -> list[dict[str, object]]:
+    """Operators of a layer of whose sizes no two are equal."""
+    rows, wide = 1 + i % 8192, 128 * (1 + i // 8192)
+    return [
+        {"op": "linear", "m": rows, "n": wide, "k": 64 * (1 + i % 61)},
+        {
+            "op": "attention",
+            "batch": 1 + i % 32,
+            "heads": 32,
+            "kv_heads": 8,
+            "q_len": 1 + i,
+            "kv_len": 1 + i,
+            "head_dim": 128,
+        },
+        {"op": "rmsnorm", "rows": rows, "dim": wide},
+        {"op": "softmax", "rows": rows, "dim": wide},
+        {"op": "silu", "n": 1024 + 8 * i},
+    ]
 
 
 def test_a_bad_one_is_named() -> None:
