@@ -193,5 +193,12 @@ def test_the_command(call, tmp_path: Path) -> None:
     done = call("explore", "fleet", path, "--aim", "throughput", "--site-power", "600W")
     assert done.code == 0, done.err
     assert "Assignment for throughput" in done.out
+    assert call("explore", "fleet", path, "--aim", "cost").code == ExitCode.BAD_INPUT  # no price is known
+    done = call(
+        "explore", "fleet", path, "--aim", "cost", "--price", "h200=3USD/h", "--price", "l4=20USD/h", "--json"
+    )
+    dear = json.loads(done.out)
+    assert {row["gpu"] for row in dear["assignment"]} == {"h200"}
+    assert dear["cost_per_h"] == pytest.approx(3.0 * sum(row["gpus"] for row in dear["assignment"]))
     assert call("explore", "fleet", path, "--aim", "speed").code == ExitCode.BAD_INPUT
     assert call("explore", "fleet", str(tmp_path / "none.yaml")).code == ExitCode.BAD_INPUT

@@ -73,6 +73,7 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
             "spare_replicas": int(random.choice([0, 0, 1])),
             "tp": tuple(sorted(random.choice([1, 2, 4, 8], size=2, replace=False).tolist())),
             "pools": tuple(random.choice(["0:1", "1:1", "1:2", "2:1"], size=2, replace=False).tolist()),
+            "max_batched_tokens": (8192, 512) if random.random() < 0.3 else (8192,),
             "site_power": float(10 ** random.uniform(3, 5)) if random.random() < 0.2 else None,
             "requests": 40,
             "electricity": "0.1USD/kWh",
@@ -85,7 +86,8 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
         except WattcastError:
             continue
         served += 1
-        tried = SearchRange(tp=asked["tp"], pools=tuple(map(capacity_plan._parse_pools, asked["pools"])))
+        pools = tuple(map(capacity_plan._parse_pools, asked["pools"]))
+        tried = SearchRange(tp=asked["tp"], pools=pools, most_tokens=asked["max_batched_tokens"])
         check_plan(found, chips, tried, f"{seed}: {asked}")
     return served
 

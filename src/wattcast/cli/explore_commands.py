@@ -122,15 +122,17 @@ def designs(
 
 
 @explore_app.command("fleet")
+@takes_options("price", "electricity")
 def fleet(
     ctx: typer.Context,
     file: Annotated[Path, argument("YAML: gpus, workloads with rates, power.")],
     aim: Annotated[
-        str, option("energy|gpus: least, every rate met; throughput: as much of the mix as can be.")
+        str, option("energy|gpus|cost: least, every rate met; throughput: as much of the mix as can be.")
     ] = "energy",
     site_power: Annotated[str | None, option("Of all GPUs, in place of the file's: 12kW.")] = None,
     plot: Plot = None,
     json: Json = False,
+    **prices: Any,
 ) -> None:
     """Decide which GPUs serve which model, how shared, at which clock, under a site's power budget.
 
@@ -140,7 +142,7 @@ def fleet(
     from wattcast.explore import fleet as fleets
 
     env: Environment = ctx.obj
-    found = fleets.assign_fleet(fleets.read_fleet(file, site_power), aim)
+    found = fleets.assign_fleet(fleets.read_fleet(file, site_power), aim, **prices)
     figure = partial(report.draw_assignment, source=file.name)
     env.show(found, json, report.assignment_json, report.print_assignment, plot, figure)
 
@@ -206,6 +208,7 @@ def plan(
     pp: Annotated[str | None, _replica("Pipeline stages to try; default: where needed.")] = None,
     ep: Annotated[str | None, _replica("GPUs that share experts to try; 1: none.")] = None,
     pools: Annotated[str | None, _replica("Prefill:decode engines to try: 0:1,1:2; default: where needed.")] = None,
+    max_batched_tokens: Annotated[str | None, _replica("Tokens of a step to try; default: where needed.")] = None,
     power_limit: Annotated[str | None, option("To try: 700W,500W; default: several where energy counts.")] = None,
     clock: Annotated[str | None, option("Highest clocks to try: 1.98GHz,1.4GHz; default: as above.")] = None,
     site_power: Annotated[str | None, option("Mean of all GPUs at most: 20kW.")] = None,
@@ -219,15 +222,19 @@ def plan(
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
     --gpu h100-sxm,h200
     """
+    from wattcast.explore import exploration_report as report
     from wattcast.serving import capacity_plan
 
     env: Environment = ctx.obj
-    given = options_besides(ctx, "tp", "pp", "ep", "power_limit", "clock", "pools", "plot", "json")
-    given |= {name: _parse_whole_numbers(text, name) for name, text in (("tp", tp), ("pp", pp), ("ep", ep)) if text}
+    given = options_besides(
+        ctx, "tp", "pp", "ep", "power_limit", "clock", "pools", "max_batched_tokens", "plot", "json"
+    )
+    whole = {"tp": tp, "pp": pp, "ep": ep, "max_batched_tokens": max_batched_tokens}
+    given |= {name: _parse_whole_numbers(text, name) for name, text in whole.items() if text}
     lists = {"power_limits": power_limit, "clocks": clock, "pools": pools}
     given |= {name: text.split(",") for name, text in lists.items() if text}
     found = capacity_plan.plan(**given)
-    env.show(found, json, type(found).to_dict, capacity_plan.print_plan, plot, capacity_plan.draw_plan)
+    env.show(found, json, type(found).to_dict, report.print_plan, plot, report.draw_plan)
 
 
 def _parse_whole_numbers(text: str, where: str) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from wattcast.report.figure_style import (
 )
 from wattcast.report.prediction_figures import draw_pareto
 from wattcast.report.text_tables import format_cell, print_notes, print_rows
+from wattcast.serving.capacity_plan import MOST_TOKENS, PlanResult, list_plan_notes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,6 +120,8 @@ def assignment_json(found: FleetAssignment) -> dict[str, Any]:
         "served_share": found.factor,
         "power_w": found.power_w,
         "peak_power_w": found.peak_w,
+        "cost_per_h": found.cost_per_h,
+        "currency": found.currency or None,
         "binds": found.binds,
         "assignment": found.rows,
         "workloads": found.served,
@@ -209,7 +212,8 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
     """Print which GPUs run which workload, at which clock, and what the site draws."""
     console.print(
         f"[bold]{found.factor:.1%}[/bold] of every rate served, {show(found.power_w, 'W')} on average, "
-        f"{show(found.peak_w, 'W')} with every assigned GPU busy; {found.binds} bind",
+        f"{show(found.peak_w, 'W')} with every assigned GPU busy; {found.binds} bind"
+        + ("" if found.cost_per_h is None else f"; {found.cost_per_h:.4g} {found.currency or 'cost'} an hour"),
         highlight=False,
     )
     columns = {
@@ -247,6 +251,50 @@ _LABEL = {
     "voltage_scale": ("Relative voltage", 1.0),
     "tensor_scale": ("Relative tensor rate", 1.0),
 }
+
+
+def print_plan(console: Console, result: PlanResult) -> None:
+    """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
+    best, demand = result.best.make_row(), result.demand
+    risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
+    step = f" and {best['max_batched_tokens']} tokens a step" * (best["max_batched_tokens"] < MOST_TOKENS[0])
+    kind = "power limit" if best["setting"].endswith("W") and "Hz" not in best["setting"] else "at most"
+    console.print(
+        f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
+        f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
+        f"({best['replicas']} x {best['layout']}), {kind} {best['setting']}{risk}, "
+        f"at most {best['max_seqs']} sequences{step}",
+        highlight=False,
+    )
+    money = demand.prices.currency or "cost"
+    cost = best["cost_per_million_tokens"]
+    console.print(
+        f"{best['output_tokens_per_s']:.4g} output tokens/s, {show(best['power_w'], 'W')} in all, "
+        f"{best['energy_j_per_token']:.3g} J/token"
+        + (f", {cost:.3g} {money} a million output tokens" if cost is not None else "")
+        + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}",
+        highlight=False,
+    )
+    more = ", ".join(f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"])
+    console.print(f"growth takes: {more}", highlight=False)
+    columns = {
+        "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "setting": "at most", "max_seqs": "most seqs",
+        "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
+        "tpot_p99_s": "p99", "power_w": "power", "energy_j_per_token": "J/token",
+        "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",
+        "binds": "binds",
+    }  # fmt: skip
+    shown = list(dict.fromkeys([*result.plans[:6], *result.front]))
+    rows = []
+    for plan_made in shown:
+        row = plan_made.make_row()
+        for name in ("ttft", "tpot"):
+            row |= {f"{name}_{key}_s": row[f"{name}_s"][key] for key in ("p50", "p99")}
+        rows.append(row)
+    print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
+    for sentence in result.refused[:6]:
+        console.print(escape(sentence), highlight=False)
+    print_notes(console, list_plan_notes(result))
 
 
 def draw_pareto_front(done: SweepResult) -> Figure:
@@ -385,3 +433,22 @@ def draw_assignment(found: FleetAssignment, source: str) -> Figure:
     )
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return add_caption(figure, f"{source}; {found.aim}: {found.binds}")
+
+
+def draw_plan(result: PlanResult) -> Figure:
+    """Draw every simulated plan by GPUs and joules per output token, with the Pareto front and the best."""
+    figure = new_figure(8.0, 4.5)
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(plan_made.option.gpu.name for plan_made in result.plans))
+    for kind, colour in zip(kinds, SERIES_COLOURS, strict=False):
+        points = [(p.gpus, p.energy_j_per_token) for p in result.plans if p.option.gpu.name == kind]
+        axes.plot(*zip(*points, strict=True), "o", color=colour, alpha=0.7, label=kind)
+    front = [(p.gpus, p.energy_j_per_token) for p in result.front]
+    axes.plot(*zip(*front, strict=True), "-", color="0.4", lw=1.0, label="none is better in both")
+    axes.plot(result.best.gpus, result.best.energy_j_per_token, "o", ms=13, mfc="none", color="k", label="best")
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("Energy per output token (J)")
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False)
+    axes.set_title(f"{result.demand.model.name} at {result.demand.rate_per_s:g} requests/s")
+    return add_caption(figure, "; ".join(list_plan_notes(result)[:3]))

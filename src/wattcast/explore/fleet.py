@@ -8,6 +8,7 @@ With T the requests per second and P the mean power of a busy replica, I its idl
     Σ_gwc x·P + Σ_g (N[g] - Σ_wc k·x)·I[g,lowest] <= power budget / PUE        when all are busy at once
     energy:      Σ_gc u·T >= rate[w];            minimise  Σ u·P + (x - u)·I + (N - Σ k·x)·I[g,lowest]
     gpus:        Σ_gc u·T >= rate[w];            minimise  Σ k·x
+    cost:        Σ_gc u·T >= rate[w];            minimise  Σ k·x·rent[g] + tariff·(watts of energy)
     throughput:  Σ_gc u·T >= t·rate[w];          maximise  t
 
 A workload with prompts and outputs is served by an engine: T is the largest rate at which a simulated replica keeps
@@ -17,6 +18,7 @@ One GPU holds one workload.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +37,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import idle_power_w
+from wattcast.predictor.prices import Prices, parse_prices
 from wattcast.serving.capacity_plan import (
     PERCENTILE,
     TENSOR_PARALLEL,
@@ -67,6 +70,7 @@ class FleetAim(StrEnum):
 
     ENERGY = "energy"
     GPUS = "gpus"
+    COST = "cost"
     THROUGHPUT = "throughput"
 
 
@@ -127,6 +131,8 @@ class FleetAssignment:
     factor: float  # served over asked, the least of all workloads
     binds: str
     notes: tuple[str, ...]
+    cost_per_h: float | None = None  # rent of the GPUs with work, and what all draw
+    currency: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,11 +209,22 @@ def _read_served(item: _Workload, where: str, headroom: float) -> ServiceDemand 
     return read_demand(item.workload, item.rate, bounds, **lengths, **more)
 
 
-def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
-    """Return the best assignment; the error says which constraint stands in the way where there is none."""
+def assign_fleet(
+    fleet: Fleet, aim: str = "energy", price: str | Sequence[str] | None = None, electricity: str | None = None
+) -> FleetAssignment:
+    """Return the best assignment; the error says which constraint stands in the way where there is none.
+
+    The least cost counts the rent of GPUs that have work, and the energy of all; GPUs without a price stay unused.
+    """
     if aim not in list(FleetAim):
         raise unknown_name("aim", aim, list(FleetAim), f"Known: {', '.join(FleetAim)}.")
+    money = parse_prices(price, electricity, pue=fleet.pue)
+    priced = [money.cost(gpu.name, 1.0, 1.0) is not None for gpu, _ in fleet.gpus]
+    if aim == FleetAim.COST and not any(priced):
+        raise bad_value("aim", "a price to know the cost from", "none", "Give --price or --electricity.")
     columns, notes = _list_columns(fleet)
+    if aim == FleetAim.COST:
+        columns = [column for column in columns if priced[column.kind]]
     base_w = np.array(
         [float(idle_power_w(bundle_for(gpu), list_settable_clocks(gpu)[:1])[0]) for gpu, _ in fleet.gpus]
     )
@@ -215,7 +232,7 @@ def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
         raise BadInput(f"power: the GPUs draw {idle} idle, more than the budget of {units.show(fleet.power_w, 'W')}.")
-    solved = _solve_assignment(fleet, columns, base_w, FleetAim(aim), fleet.power_w)
+    solved = _solve_assignment(fleet, columns, base_w, FleetAim(aim), fleet.power_w, money)
     if solved is None:
         # The error that rates cannot be met: how much of them can be, and whether power or GPUs bind
         free = _solve_assignment(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
@@ -226,7 +243,18 @@ def assign_fleet(fleet: Fleet, aim: str = "energy") -> FleetAssignment:
         else:
             what = "GPUs: there are too few, whatever the power"
         raise BadInput(f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served.")
-    return _make_assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
+    made = _make_assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
+    rents = [
+        money.cost(gpu.name, 0.0, float(count - made.idle_gpus[gpu.name]))
+        for (gpu, count), known in zip(fleet.gpus, priced, strict=True)
+        if known or made.idle_gpus[gpu.name] < count
+    ]
+    if not any(priced) or None in rents:
+        return made
+    per_s = sum(rent for rent in rents if rent is not None) + made.power_w * (
+        money.per_j or 0.0
+    )  # power: at the meter
+    return replace(made, cost_per_h=3600.0 * per_s, currency=money.currency, notes=(*made.notes, *money.notes))
 
 
 def _list_columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
@@ -309,7 +337,7 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
 
 
 def _solve_assignment(
-    fleet: Fleet, columns: list[_Column], base_w: Array, aim: FleetAim, power_w: float
+    fleet: Fleet, columns: list[_Column], base_w: Array, aim: FleetAim, power_w: float, prices: Prices | None = None
 ) -> tuple[Array, Array] | None:
     """Return the GPUs given and the GPUs' worth of busy time in each column; None where there is no solution."""
     try:
@@ -345,6 +373,10 @@ def _solve_assignment(
     cost = np.append(np.zeros(2 * size), -1.0)
     if fixed:
         cost = np.concatenate([rest_w - gpus * base_w[kind], busy_w - rest_w, [0.0]])
+    if aim is FleetAim.COST and prices is not None:
+        rents = [prices.cost(fleet.gpus[c.kind][0].name, 0.0, float(c.gpus)) or 0.0 for c in columns]
+        cost = fleet.pue * (prices.per_j or 0.0) * cost + np.append(rents, np.zeros(size + 1))
+        cost /= max(float(np.abs(cost).max()), 1e-30)  # money a second is small for the solver's tolerances
     if aim is FleetAim.GPUS:  # power decides between equals
         cost = np.append(gpus, np.zeros(size + 1)) + 1e-3 * cost / max(float(np.abs(cost).max()), 1.0)
     low, high = np.zeros(2 * size + 1), np.full(2 * size + 1, np.inf)

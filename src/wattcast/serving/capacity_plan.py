@@ -1,9 +1,9 @@
 """Plan how many GPUs serve a language model under traffic: screened by arithmetic, decided by simulation.
 
 An option is a kind of GPU, how the GPUs of an engine share the model (``tp``, ``pp``, ``ep``), a power limit or a
-highest clock, the sequences of a step, and engines that compute prompts apart from those that decode. Its plan has
-the fewest replicas n at which a simulated replica meets every latency bound at λ·(1 + headroom) / n; energy, power
-and percentiles are those at λ / n. The same draw of arrivals, stretched in time, serves every rate and every option.
+highest clock, the sequences and tokens of a step, and engines that compute prompts apart from those that decode. Its
+plan has the fewest replicas n at which a simulated replica meets every latency bound at λ·(1 + headroom) / n; energy,
+power and percentiles are those at λ / n. The same draw of arrivals, stretched in time, serves every rate and option.
 
 Each option has a bound that it cannot beat: requests a second and joules of a request if every step were as full as
 it can be. The first bound takes one prediction, the largest step; the second all step costs. The option with the best
@@ -22,10 +22,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-from rich.markup import escape
 
 from wattcast import __version__
 from wattcast.core import units
@@ -37,8 +36,6 @@ from wattcast.hardware.gpu import Fabric
 from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.uncertainty import SupportWord
-from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
-from wattcast.report.text_tables import print_notes, print_rows
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
@@ -49,15 +46,13 @@ from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.readers import load_workload
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.console import Console
-
 TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
 CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6)  # of the highest clock
 PERCENTILE = 90.0  # of a latency bound that names none
 MOST_SEQUENCES = (256, 128, 64, 32)
+MOST_TOKENS = (8192,)  # of a step
+FEWER_TOKENS = (1024, 512)  # tried too where time per token binds: shorter chunks of prompts hold up decoding less
 PIPELINE_STAGES = (2, 3, 4, 6, 8)
 ONE_POOL = (0, 1)  # engines that compute prompts alone, and engines that decode: none, and one that does both
 POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
@@ -140,6 +135,7 @@ class SearchRange:
     limits_w: tuple[float, ...] = ()
     clocks_hz: tuple[float, ...] = ()
     pools: tuple[tuple[int, int], ...] = ()
+    most_tokens: tuple[int, ...] = ()
 
     def list_settings(self, demand: ServiceDemand, chip: Gpu) -> list[tuple[float, float]]:
         """Return power limits with highest clocks that the card can be set to, in whole steps of its range.
@@ -178,6 +174,7 @@ class PlanOption:
     power_limit_w: float
     clock_hz: float  # the highest
     max_seqs: int  # a step may hold
+    max_tokens: int  # a step may hold
     pools: tuple[int, int]  # engines that compute prompts alone, engines that decode
     most_per_s: float = math.inf  # requests a second of a replica, at the very most
     least_j: float = 0.0  # joules of a request beyond what its GPUs draw idle, at the very least
@@ -206,6 +203,11 @@ class PlanOption:
         limited = not capped or self.power_limit_w < float(np.mean(self.gpu.power.limit_w))
         words = [units.show(self.clock_hz, "Hz")] * capped + [f"{self.power_limit_w:.0f} W"] * limited
         return ", ".join(words)
+
+    @property
+    def settings(self) -> EngineSettings:
+        """Limits of an engine of the replica."""
+        return EngineSettings(max(self.max_tokens, self.max_seqs), self.max_seqs)
 
     @property
     def key(self) -> Hashable:
@@ -315,6 +317,7 @@ class ServingPlan:
             "clock_hz": self.option.clock_hz,
             "setting": self.option.setting,
             "max_seqs": self.option.max_seqs,
+            "max_batched_tokens": self.option.settings.max_batched_tokens,
             "rate_per_replica_per_s": self.demand.rate_per_s / self.replicas,
             "capacity_per_replica_per_s": self.capacity_per_s,
             "load_share": self.demand.rate_per_s / self.replicas / self.capacity_per_s,
@@ -388,6 +391,7 @@ def plan(
     power_limits: Sequence[str | float] = (),
     clocks: Sequence[str | float] = (),
     pools: Sequence[str] = (),
+    max_batched_tokens: Sequence[int] = (),
     headroom: str | float = 0.1,
     spare_replicas: int = 0,
     site_power: str | float | None = None,
@@ -408,8 +412,8 @@ def plan(
     where a model does not fit into a node or its GPUs are joined by PCIe alone, and whole experts on each GPU
     (``ep``; more than ``tp``: data-parallel engines share them) beside shared ones. ``pools`` are engines that
     compute prompts and engines that decode in a replica, such as ``1:2``; some are tried where
-    ``tpot`` is what binds engines that do both. A latency without a percentile is that of 9 in 10 requests.
-    ``requests`` are simulated for each answer.
+    ``tpot`` is what binds engines that do both, and so are steps of fewer tokens (``max_batched_tokens``). A latency
+    without a percentile is that of 9 in 10 requests. ``requests`` are simulated for each answer.
     """
     demand = read_demand(
         model,
@@ -446,11 +450,16 @@ def plan(
         tuple(units.parse_amount(watts, "W", "power_limit", inclusive=False) for watts in power_limits),
         tuple(units.parse_amount(clock, "Hz", "clock", inclusive=False) for clock in clocks),
         tuple(map(_parse_pools, pools)),
+        tuple(max_batched_tokens),
     )
+    if not all(1 <= tokens <= MOST_TOKENS[0] for tokens in tried.most_tokens):
+        raise bad_value("max_batched_tokens", f"from 1 to {MOST_TOKENS[0]}", max(tried.most_tokens))
     demand = replace(demand, aim=aim, prices=money)
     found = _search_options(PlanResult(demand), chips, tried)
-    if demand.bounds_tokens and not tried.pools and (not found.plans or "TPOT" in found.best.failed):
-        found = _search_options(found, chips, replace(tried, pools=POOLS))
+    for more in ({"most_tokens": FEWER_TOKENS}, {"pools": POOLS}):
+        late = demand.bounds_tokens and (not found.plans or "TPOT" in found.best.failed)
+        if late and not any(getattr(tried, name) for name in more):
+            found = _search_options(found, chips, replace(tried, **more))
     if not found.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(found.refused))
     return found
@@ -492,7 +501,8 @@ def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange)
         if bound > most:
             break
         heapq.heappop(queue)
-        own, like = best.get(option.key), sized.get((option.key, option.setting))
+        like_key = (option.key, option.setting, option.max_tokens)
+        own, like = best.get(option.key), sized.get(like_key)
         if (own is not None and bound > own.rank) or (like is not None and like.holds_for(option)):
             screened += 1
             continue
@@ -507,7 +517,7 @@ def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange)
         if isinstance(made, str):
             refused.append(made)
         elif made is not None:
-            sized[option.key, option.setting] = made
+            sized[like_key] = made
             best[option.key] = min(made, own or made, key=lambda one: one.rank)
     same = r"(tp|pp|dp|ep) \d+( x |, )?|\d+ prefill \+ \d+ decode(, )?|[\d.]+ (GB|W|[MG]Hz)|\d+ tokens|(the|each) "
     refused = list({re.sub(same, "", text): text for text in refused}.values())  # of replicas of the most GPUs
@@ -520,7 +530,7 @@ def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[
     trace = demand.draw_requests()
     tokens = float(trace.prompt_tokens.mean() + trace.output_tokens.mean()) - 1.0
     batches = MOST_SEQUENCES if demand.bounds_tokens else MOST_SEQUENCES[:1]
-    pools = tried.pools or (ONE_POOL,)
+    pools, steps = tried.pools or (ONE_POOL,), tried.most_tokens or MOST_TOKENS
     settings = tried.list_settings(demand, chip)
     found: list[PlanOption] = []
     refused: list[str] = []
@@ -529,17 +539,17 @@ def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[
             cost = predict_token_cost(demand.model, chip, shared)
         except WattcastError as error:
             if shared.pp == 1 or tried.pp or not isinstance(error, BadInput):  # stages would not mend it
-                layout = PlanOption(chip, shared, 0.0, 0.0, 0, ONE_POOL).layout
+                layout = PlanOption(chip, shared, 0.0, 0.0, 0, 0, ONE_POOL).layout
                 refused.append(f"{chip.name}, {layout}: {str(error).rstrip('.')}.")
             continue
         lanes = shared.pp * shared.dp
-        for (watts, clock_hz), most, engines in itertools.product(settings, batches, pools):
+        for (watts, clock_hz), most, step, engines in itertools.product(settings, batches, steps, pools):
             if engines[0] and lanes > 1:
                 continue
             second, joule = cost.least_cost(clock_hz)
             per_s = lanes * sum(engines) / (BOUND_SLACK * second * tokens)
             least_j = BOUND_SLACK * joule * tokens * shared.tp
-            found.append(PlanOption(chip, shared, watts, clock_hz, most, engines, per_s, least_j))
+            found.append(PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j))
     return found, refused
 
 
@@ -640,7 +650,8 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
     unit = demand.draw_requests(WAVES * seqs)
     crowd = replace(unit, arrival_s=np.zeros(len(unit)))
     lane = option.costs if option.costs.lanes == 1 else replace(option.costs, stages=1, lanes=1)
-    settings, most = EngineSettings(max_seqs=seqs, seed=demand.seed), int(0.9 * len(unit))
+    settings = replace(option.settings, max_seqs=seqs, seed=demand.seed)
+    most = int(0.9 * len(unit))
 
     def serve_crowd(trace: Trace, carried: bool = False) -> float:
         done_s = np.sort(serve_trace(trace, lane, settings, carried=carried).last_token_s)
@@ -665,7 +676,7 @@ def serve_rate(demand: ServiceDemand, option: PlanOption, rate_per_s: float) -> 
     if rate_per_s > option.most_per_s * (1.0 + 1e-9):
         return None, "throughput"
     requests, enough = demand.requests, WAVES * option.max_seqs * costs.lanes * decode
-    settings = EngineSettings(max_seqs=option.max_seqs, seed=demand.seed)
+    settings = replace(option.settings, seed=demand.seed)
     sending_s = costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0
     while True:
         unit = demand.draw_requests(requests)
@@ -770,65 +781,3 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         own.append(f"prompts and decoding on engines of their own; the cache of a prompt is sent at {speed}")
     notes = [*own, *result.best.result.assumptions, *demand.prices.notes]
     return list(dict.fromkeys(notes))
-
-
-def print_plan(console: Console, result: PlanResult) -> None:
-    """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
-    best, demand = result.best.make_row(), result.demand
-    risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
-    kind = "power limit" if best["setting"].endswith("W") and "Hz" not in best["setting"] else "at most"
-    console.print(
-        f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
-        f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
-        f"({best['replicas']} x {best['layout']}), {kind} {best['setting']}{risk}, "
-        f"at most {best['max_seqs']} sequences",
-        highlight=False,
-    )
-    money = demand.prices.currency or "cost"
-    cost = best["cost_per_million_tokens"]
-    console.print(
-        f"{best['output_tokens_per_s']:.4g} output tokens/s, {units.show(best['power_w'], 'W')} in all, "
-        f"{best['energy_j_per_token']:.3g} J/token"
-        + (f", {cost:.3g} {money} a million output tokens" if cost is not None else "")
-        + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}",
-        highlight=False,
-    )
-    more = ", ".join(f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"])
-    console.print(f"growth takes: {more}", highlight=False)
-    columns = {
-        "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "setting": "at most", "max_seqs": "most seqs",
-        "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
-        "tpot_p99_s": "p99", "power_w": "power", "energy_j_per_token": "J/token",
-        "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",
-        "binds": "binds",
-    }  # fmt: skip
-    shown = list(dict.fromkeys([*result.plans[:6], *result.front]))
-    rows = []
-    for plan_made in shown:
-        row = plan_made.make_row()
-        for name in ("ttft", "tpot"):
-            row |= {f"{name}_{key}_s": row[f"{name}_s"][key] for key in ("p50", "p99")}
-        rows.append(row)
-    print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
-    for sentence in result.refused[:6]:
-        console.print(escape(sentence), highlight=False)
-    print_notes(console, list_plan_notes(result))
-
-
-def draw_plan(result: PlanResult) -> Figure:
-    """Draw every simulated plan by GPUs and joules per output token, with the Pareto front and the best."""
-    figure = new_figure(8.0, 4.5)
-    axes = figure.subplots()
-    kinds = list(dict.fromkeys(plan_made.option.gpu.name for plan_made in result.plans))
-    for kind, colour in zip(kinds, SERIES_COLOURS, strict=False):
-        points = [(p.gpus, p.energy_j_per_token) for p in result.plans if p.option.gpu.name == kind]
-        axes.plot(*zip(*points, strict=True), "o", color=colour, alpha=0.7, label=kind)
-    front = [(p.gpus, p.energy_j_per_token) for p in result.front]
-    axes.plot(*zip(*front, strict=True), "-", color="0.4", lw=1.0, label="none is better in both")
-    axes.plot(result.best.gpus, result.best.energy_j_per_token, "o", ms=13, mfc="none", color="k", label="best")
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("Energy per output token (J)")
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False)
-    axes.set_title(f"{result.demand.model.name} at {result.demand.rate_per_s:g} requests/s")
-    return add_caption(figure, "; ".join(list_plan_notes(result)[:3]))
