@@ -112,7 +112,7 @@ def test_watts_of_programs_by_clock(tmp_path: Path) -> None:
         (HEAD.replace("INT,", "IMT,") + ROWS, "IMT"),
         (HEAD.replace("2,1", "2,2") + ROWS, "that many names"),
         (HEAD + ROWS + "1,2\n", "line 21: expected 6 cells, got '2'"),
-        (HEAD + ROWS + "50,800,1000,0.1,x,0\n", "line 21, cell 5: expected a finite number"),
+        (HEAD + ROWS + "50,800,1000,0.1,x,0\n", "line 21, cell 5: expected a number"),
         (HEAD + ROWS + "50,800,1000,0.1,nan,0\n", "line 21, cell 5"),
         (HEAD + ROWS + "50,800,1000,10,40,0\n", "INT, line 21: expected a share of the peak, 0 to 1"),
     ],

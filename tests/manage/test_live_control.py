@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from wattcast.core.errors import BadInput, MissingTool, Refused
+from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused
 from wattcast.fit.calibration_rows import read_calibration_rows
 from wattcast.manage import live_control
 from wattcast.manage.card_notes import RefusedKnob
@@ -264,6 +265,19 @@ def test_rows_of_a_controlled_program_are_those_that_calibrate_reads(tmp_path: P
     assert_allclose(
         np.array([row.power_w for row in rows], dtype=float), 120.0 + 300.0 * (clocks / CORE[-1]) ** 2.5, rtol=0.02
     )
+
+
+def test_rows_that_cannot_be_saved_leave_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "rows.csv"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CannotWrite, match="No space left"):
+        live_control.write_calibration_rows(live(FakeCard(), 80.0), {"workload": "llama3-8b"}, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+    assert path.read_text() == "old"
 
 
 def test_progress_is_the_size_of_a_file(tmp_path: Path) -> None:

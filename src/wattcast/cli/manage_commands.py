@@ -22,6 +22,7 @@ from wattcast.cli.shared_options import (
 )
 from wattcast.core import units
 from wattcast.core.errors import bad_value, check_names
+from wattcast.core.whole_files import check_writable
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
@@ -217,6 +218,8 @@ def run(
     if (rows is None) != (workload is None) or (rows is not None and progress is None):
         raise bad_value("--rows and --workload", "both, and --progress with them", "one of them missing")
     unit = None if workload is None else _read_workload(workload)
+    if rows is not None:
+        check_writable(rows)
     variables = dict(env.variables)
     if sm_percent is not None:
         variables |= live_control.limit_sm_share(sm_percent, variables)
