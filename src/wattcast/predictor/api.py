@@ -46,6 +46,7 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.readers import load_workload
 
+FORCE = "Predict it all the same: --force, force=True."
 CARDS = ("another", "this")
 OPERANDS = ("cold", "warm")
 SUSTAINED = "sustained"
@@ -254,7 +255,7 @@ def resolve_settings(
     return notes, at, fitted
 
 
-def check_power_limit(gpu: Gpu, at: OperatingPoint) -> None:
+def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> None:
     """Raise an error where a power limit lies outside what the card takes; an unpublished end is not checked.
 
     Where no highest limit is published, it is the default limit.
@@ -269,7 +270,7 @@ def check_power_limit(gpu: Gpu, at: OperatingPoint) -> None:
     if outside.size:
         span = f"from {units.show(low_w, 'W')} to {units.show(high_w, 'W')}"
         found = units.show(float(outside.flat[0]), "W")
-        raise bad_value("power limit", f"a limit that the {gpu.name} takes, {span}", found, FORCE)
+        raise bad_value("power limit", f"a limit that the {gpu.name} takes, {span}", found, otherwise)
 
 
 def check_runs(graph: Graph, gpu: Gpu, workload: Workload | ModelSpec, options: ModelOptions) -> None:
@@ -298,9 +299,6 @@ def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
             wanted = f"a format that the {gpu.name} has units for ({known})"
             kept = f"Keep the weights alone in it: --weights {dtype}. " if dtype in ("fp8", "fp4") else ""
             raise bad_value(f"{graph.name}: dtype", wanted, str(dtype), kept + do)
-
-
-FORCE = "Predict it all the same: --force, force=True."
 
 
 def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: ModelOptions) -> list[str]:

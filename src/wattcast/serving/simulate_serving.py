@@ -16,8 +16,8 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, unknown_name
-from wattcast.hardware import Gpu
-from wattcast.predictor.api import find_gpu, predict
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
 from wattcast.serving.engine_simulator import (
@@ -128,6 +128,8 @@ def simulate(
             requests,
         )
         traces = [draw_trace(*drawn, seed + i) for i in range(seeds)]
+    limit_w = None if power_limit is None else units.parse_amount(power_limit, "W", "power_limit")
+    check_power_limit(chip, OperatingPoint(power_limit_w=limit_w), "")
     longest = max(int((one.prompt_tokens + one.output_tokens).max()) for one in traces)
     costs = tabulate_step_costs(
         spec,
@@ -141,13 +143,11 @@ def simulate(
         block_tokens=block_tokens,
         memory_utilisation=taken,
         clock_hz=None if clock is None else units.parse_amount(clock, "Hz", "clock"),
-        power_limit_w=None if power_limit is None else units.parse_amount(power_limit, "W", "power_limit"),
+        power_limit_w=limit_w,
     )
     if cache_tokens is not None:
         costs = replace(costs, cache_tokens=cache_tokens)
     transfer_s_per_token = costs.count_transfer_s(speed) if prefill_replicas else 0.0
-    if costs.limit_w <= 0:
-        raise bad_value("power_limit", "a power above zero", str(power_limit))
     layout = (replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
     found = [serve_trace(t, costs, replace(settings, seed=seed + i), *layout) for i, t in enumerate(traces)]
     first = found[0]
