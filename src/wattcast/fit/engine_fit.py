@@ -75,7 +75,7 @@ def extend_bundle(
     """
     known = _to_fit(rows)
     base = without_engine(bundle)
-    cards = _describe_others(base, others, gpu) if others else []
+    cards = [describe_bundle_cards(base, others, gpu)] if others else []
     ends = _interval_ends(base, known, gpu, cards, tell)
     found = _add_families(base, known, gpu, cards, steps)
     bursts = int(known.is_kind("burst").sum())
@@ -120,12 +120,12 @@ def _to_fit(rows: KernelRows) -> KernelRows:
     return known
 
 
-def _describe_others(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> list[CardRows]:
-    """Return what the rows of a bundle's own kernels tell of their cards."""
+def describe_bundle_cards(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> CardRows:
+    """Return what rows of a bundle's own kernels, not an engine's, tell of their cards."""
     power = bundle.power.as_module_power()
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
     priced, sample = price_rows(rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference)
-    return [describe_cards(priced, sample, power, bundle.toggling)]
+    return describe_cards(priced, sample, power, bundle.toggling)
 
 
 def _add_families(
