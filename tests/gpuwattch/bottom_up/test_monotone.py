@@ -19,7 +19,7 @@ from wattcast.gpuwattch.bottom_up.array_layout import (
 )
 from wattcast.gpuwattch.bottom_up.chip_units import RouterShape, crossbar_cost, functional_unit_cost, router_cost
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts, bank_cost
-from wattcast.gpuwattch.bottom_up.technology import TransistorType, find_repeated_wire, find_technology, to_float
+from wattcast.gpuwattch.bottom_up.technology import TransistorType, find_technology, to_float
 
 NODES = (65.0, 45.0, 32.0, 22.0, 13.6, 11.99)  # the rows of the table
 ENERGIES = ("read_j", "write_j")
@@ -147,7 +147,7 @@ def test_units_and_wires_shrink_with_the_node() -> None:
         costs = [functional_unit_cost(find_technology(node), unit) for node in NODES]
         assert all(a.energy_j > b.energy_j for a, b in pairwise(costs)), unit
         assert all(a.area_um2 > b.area_um2 for a, b in pairwise(costs)), unit
-    wires = [to_float(find_repeated_wire(find_technology(node)).cost(1000.0).energy_j) for node in NODES[:4]]
+    wires = [to_float(find_technology(node).repeated_wire().cost(1000.0).energy_j) for node in NODES[:4]]
     assert all(a > b for a, b in pairwise(wires))
 
 

@@ -31,13 +31,8 @@ from wattcast.gpuwattch.bottom_up.technology import (
     CELL_AREA_FEATURE2,
     Technology,
     check_at_least_one,
-    drain_capacitance_f,
-    driver_chain_cost,
-    find_repeated_wire,
     find_technology,
-    gate_capacitance_f,
     to_float,
-    wire_f_per_um,
 )
 
 LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
@@ -100,9 +95,6 @@ class ArrayCost:
     tag_read_j: float = 0.0
     tag_write_j: float = 0.0
     search_j: float = 0.0
-    rows: int = 0
-    columns: int = 0
-    mats: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,10 +148,6 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
         data.delay_s + (tag.delay_s if tag and sram.sequential else 0.0),
         tag_read,
         tag_write,
-        0.0,
-        data.rows,
-        data.columns,
-        data.mats,
     )
 
 
@@ -190,17 +178,8 @@ def _build_array(tech: Technology, sram: SramArray, cells: _BankCells, layout: _
     part, bits = layout.part, layout.address_bit
     found = bank_cost(tech, sram.ports, part, bits, cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle)
     found = _join_banks(tech, sram.ports, found, bits, cells, sram.toggle)
-    return ArrayCost(
-        to_float(found.read_j),
-        to_float(found.write_j),
-        to_float(found.subthreshold_w),
-        to_float(found.gate_w),
-        to_float(found.width_um * found.height_um),
-        to_float(found.delay_s),
-        rows=int(part.row[0]),
-        columns=int(part.column[0]),
-        mats=int(part.mats_across[0] * part.mats_down[0]),
-    )
+    read_j, write_j, delay_s, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
+    return ArrayCost(read_j, write_j, off_w, gate_w, width_um * height_um, delay_s)
 
 
 def _join_banks(
@@ -276,59 +255,53 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     A search drives the search lines of every tag bit and discharges the matchlines of all rows but one, then reads
     the matching entry.
     """
-    rows = max(cam.entries // _HALVES, 1)
+    rows, columns = max(cam.entries // _HALVES, 1), cam.tag_bit + cam.data_bit
+    lines = rows + 1
     wide, high = cell_sides_um(tech, cam.ports)
     # a tag cell has a comparator and twice the area of a plain one (CACTI 6.5)
     side_um = tech.feature_um * (2.0 * CELL_AREA_FEATURE2 / 2.92) ** 0.5
     further_um = 2.0 * tech.local.pitch_um * (cam.ports.all - 1 + cam.ports.search - 1)
     tag_wide, high = side_um + further_um, max(high, side_um * 2.92 + further_um)
-    v2, feature, min_um = tech.vdd2, tech.feature_um, tech.min_width_um
-    local_f = wire_f_per_um(tech, tech.local)
-    bitline_f = (rows + 1) * (drain_capacitance_f(tech, ACCESS * feature) / 2.0 + high * local_f)
-    swing_v = bitline_swing_v(tech)
-    latch_f = gate_capacitance_f(tech, 11.25 * feature) + to_float(drain_capacitance_f(tech, 11.25 * feature))
-    amplifier_j = (latch_f + drain_capacitance_f(tech, 21.5 * feature)) * v2
-    read_column_j = 2.0 * swing_v * tech.voltage_v * bitline_f + amplifier_j
-    write_column_j = 2.0 * v2 * bitline_f
+    v2, feature, local_f = tech.vdd2, tech.feature_um, tech.local.f_per_um()
+    bitline_f = lines * (tech.drain_f(ACCESS * feature) / 2.0 + high * local_f)
+    latch_f = tech.gate_f(11.25 * feature) + tech.drain_f(11.25 * feature)
+    amplifier_j = (latch_f + tech.drain_f(21.5 * feature)) * v2
+    read_column_j = 2.0 * bitline_swing_v(tech) * tech.voltage_v * bitline_f + amplifier_j
     wordline_f = (cam.tag_bit * tag_wide + cam.data_bit * wide) * local_f
-    wordline_f += (cam.tag_bit + cam.data_bit) * 2.0 * gate_capacitance_f(tech, ACCESS * feature)
-    decode = driver_chain_cost(tech, wordline_f, inputs=2)
-    precharge_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * tech.min_width_um) + wide * local_f
-    precharge = driver_chain_cost(tech, (cam.tag_bit + cam.data_bit) * precharge_f)
+    wordline_f += columns * 2.0 * tech.gate_f(ACCESS * feature)
+    decode = tech.driver_chain(wordline_f, inputs=2)
+    charged_f = tech.gate_f(13.0 * tech.p_to_n * tech.min_width_um)
+    precharge = tech.driver_chain(columns * (charged_f + wide * local_f))
     # search lines of every tag bit, and matchlines, in both halves
-    line_f = (rows + 1) * (gate_capacitance_f(tech, PULL_DOWN * feature) + high * local_f)
-    lines_j = to_float(driver_chain_cost(tech, line_f).energy_j) * cam.tag_bit
-    tags_f = gate_capacitance_f(tech, 13.0 * tech.p_to_n * min_um) + tag_wide * local_f
-    tags_j = to_float(driver_chain_cost(tech, cam.tag_bit * tags_f).energy_j)
-    match_f = cam.tag_bit * (drain_capacitance_f(tech, PULL_DOWN * feature, stack=2) + tag_wide * local_f)
-    gates_f = gate_capacitance_f(tech, 125.0 * feature) + drain_capacitance_f(tech, 62.5 * feature, stack=2) * 3.0
-    ready_f = (rows + 1) * gate_capacitance_f(tech, 6.0 * tech.p_to_n * min_um)
-    ready_j = to_float(driver_chain_cost(tech, ready_f).energy_j)
-    search_j = _HALVES * (lines_j + tags_j + ready_j + (rows + 1) * (match_f + gates_f) * v2)
+    line = tech.driver_chain(lines * (tech.gate_f(PULL_DOWN * feature) + high * local_f))
+    tags = tech.driver_chain(cam.tag_bit * (charged_f + tag_wide * local_f))
+    ready = tech.driver_chain(lines * tech.gate_f(6.0 * tech.p_to_n * tech.min_width_um))
+    match_f = cam.tag_bit * (tech.drain_f(PULL_DOWN * feature, stack=2) + tag_wide * local_f)
+    gates_f = tech.gate_f(125.0 * feature) + tech.drain_f(62.5 * feature, stack=2) * 3.0
+    lines_j = line.energy_j * cam.tag_bit + tags.energy_j + ready.energy_j + lines * (match_f + gates_f) * v2
     width_um = cam.tag_bit * tag_wide + cam.data_bit * wide + 144.0 * tech.local.pitch_um
     # wires in and out of two subarrays, and those of the search
-    tracks_um = (cam.tag_bit + cam.data_bit) * tech.wide.pitch_um * (cam.ports.all + 0.5 * cam.ports.search)
-    height_um = (rows + 1) * high + 60.0 * feature
-    out_j = find_repeated_wire(tech).cost(height_um, cam.data_bit).energy_j
-    match_j = cam.data_bit * read_column_j + to_float(out_j) + to_float(driver_chain_cost(tech, wordline_f).energy_j)
+    tracks_um = columns * tech.wide.pitch_um * (cam.ports.all + 0.5 * cam.ports.search)
+    height_um = lines * high + 60.0 * feature
+    out_j = tech.repeated_wire().cost(height_um, cam.data_bit).energy_j
+    entry_j = cam.data_bit * read_column_j + out_j + tech.driver_chain(wordline_f).energy_j
     share = tech.short_circuit * LAYOUT_OVERHEAD
-    columns = cam.tag_bit + cam.data_bit
-    read_j = to_float(decode.energy_j + precharge.energy_j) + columns * read_column_j + to_float(out_j)
-    write_j = to_float(decode.energy_j + precharge.energy_j) + columns * write_column_j
+    opened_j = decode.energy_j + precharge.energy_j
     # leakage of cells, comparators of the tags, and the gates behind the matchlines
-    cell_um, cells = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature, _HALVES * (rows + 1)
+    cell_um, cells = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature, _HALVES * lines
     off_um = cells * (columns * cell_um + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
     on_um = cells * (columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature)
-    sub_w, gate_w = tech.off_a_per_um * off_um * tech.voltage_v, tech.gate_leak_a_per_um * on_um * tech.voltage_v
-    return ArrayCost(
-        share * read_j,
-        share * write_j,
-        sub_w + _HALVES * to_float(precharge.subthreshold_w + rows * decode.subthreshold_w),
-        gate_w + _HALVES * to_float(precharge.gate_w + rows * decode.gate_w),
+    off_w, gate_w = tech.leakage_w(off_um, on_um)
+    around = precharge + decode.times(0.0, rows)
+    found = (
+        share * (opened_j + columns * read_column_j + out_j),
+        share * (opened_j + columns * 2.0 * v2 * bitline_f),
+        off_w + _HALVES * around.subthreshold_w,
+        gate_w + _HALVES * around.gate_w,
         LAYOUT_OVERHEAD * _HALVES * width_um * (height_um + tracks_um),
-        to_float(decode.delay_s) * 3.0,
-        search_j=share * (search_j + match_j),
-        rows=rows,
-        columns=columns,
-        mats=1,
+        decode.delay_s * 3.0,
+        0.0,
+        0.0,
+        share * (_HALVES * lines_j + entry_j),
     )
+    return ArrayCost(*map(to_float, found))

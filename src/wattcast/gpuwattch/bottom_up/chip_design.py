@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from math import ceil, log2, sqrt
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -139,80 +139,39 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
     """
     p = _FileNumbers(architecture)
     kind = p.choice("architecture", {number: number for number in _SHARE})
-    banks = p.whole("rf_banks")
-    registers = RegisterFile(
-        registers=p.whole("archi_Regs_IRF_size"),
-        banks=banks,
-        bank_bit=_GPUWATTCH_BANK_BIT,
-        collectors=p.whole("collector_units"),
-        crossbar_ports=banks // 2 if kind == 1 else banks,
-        read_share=_SHARE[kind],
-    )
-    router = RouterShape(
-        flit_bit=int(p.unread("system.NoC0", "flit_bits", 32)),
-        inputs=int(p.unread("system.NoC0", "input_ports", 6)),
-        outputs=int(p.unread("system.NoC0", "output_ports", 6)),
-        channels=int(p.unread("system.NoC0", "virtual_channel_per_port", 1)),
-        depth=int(p.unread("system.NoC0", "input_buffer_entries_per_vc", 1)),
-    )
-    controller = MemoryController(
-        controllers=int(p.unread("system.mc", "number_mcs", 1)),
-        channels=int(p.unread("system.mc", "memory_channels_per_mc", 1)),
-        bus_bit=int(p.unread("system.mc", "databus_width", 64)),
-        address_bit=int(p.unread("system.mc", "addressbus_width", 32)),
-        window=int(p.unread("system.mc", "req_window_size_per_channel", 32)),
-        buffers=int(p.unread("system.mc", "IO_buffer_size_per_channel", 32)),
-        block_byte=int(p.unread("system.mc", "block_size", 64)),
-        peak_mbyte_per_s=p.unread("system.mc", "peak_transfer_rate", 3200.0),
-        clock_hz=2e6 * p.unread("system.mc", "mc_clock", 200.0),  # both edges
-    )
-    l2_count = p.whole("number_of_L2s")
+    router, controller = p.part("router"), p.part("controller")
+    controller["clock_hz"] = 2e6 * controller.pop("clock_mhz")  # both edges
+    registers = p.part("registers") | {"bank_bit": _GPUWATTCH_BANK_BIT, "read_share": _SHARE[kind]}
     listed = "number_of_cores" in architecture.parameters
     given = "target_core_clockrate" in architecture.parameters
     mhz = p.number("target_core_clockrate") if given else p.unread("system.core0", "clock_rate", 1000.0)
+    sms = int(p.number("number_of_cores", 1)) if listed or not sm_count else sm_count
     pipelines = architecture.parameters["pipelines_per_core"]
-    lanes = max(p.whole("FPU_per_core"), 1)
+    sizes = p.part("design")
+    lanes = max(sizes["lanes"], 1)
+    sizes |= {"window": max(16, sizes["window"]), "lanes": lanes, "crossbar_lanes": lanes}
     return ChipDesign(
         name=architecture.name,
-        feature_nm=p.number("core_tech_node"),
-        sm_count=p.whole("number_of_cores", 1) if listed or not sm_count else sm_count,
+        sm_count=sms,
         clock_hz=mhz * 1e6,
-        registers=registers,
+        registers=RegisterFile(
+            crossbar_ports=registers["banks"] // 2 if kind == 1 else registers["banks"], **registers
+        ),
         instruction=p.cache("icache", (16384, 32, 4, 1, 1, 3, 8, 0)),
         data=p.cache("dcache"),
         constant=p.cache("ccache"),
         texture=p.cache("tcache"),
         shared=p.cache("sharedmemory"),
-        l2=p.cache("L2") if l2_count else None,
-        l2_count=l2_count,
-        router=router,
-        router_count=p.whole("horizontal_nodes") * p.whole("vertical_nodes"),
-        controller=controller,
-        dram_read_j=p.number("dram_rd_coeff"),
-        dram_write_j=p.number("dram_wr_coeff"),
-        dram_precharge_j=p.number("dram_pre_coeff"),
+        l2=p.cache("L2") if sizes["l2_count"] else None,
+        router=RouterShape(**router),
+        router_count=int(p.number("horizontal_nodes")) * int(p.number("vertical_nodes")),
+        controller=MemoryController(**controller),
         device=p.choice("device_type", dict(enumerate(technology.TransistorType))),
         projection=p.choice("interconnect_projection_type", dict(enumerate(technology.WireProjection))),
         long_channel=bool(p.number("longer_channel_device")),
-        temperature_k=p.number("temperature", 380.0),
-        clock_ratio=p.number("core_clock_ratio"),
-        warps=p.whole("number_hardware_threads"),
-        issue=p.whole("issue_width"),
-        decode=int(p.unread("system.core0", "decode_width", 1)),
-        window=max(16, int(p.unread("system.core0", "instruction_window_size", 16))),
         pipelines=int(pipelines[0] if isinstance(pipelines, tuple) else pipelines),
-        depth=int(p.unread("system.core0", "pipeline_depth", 8)),
-        opcode_bit=int(p.unread("system.core0", "opcode_width", 9)),
-        instruction_bit=int(p.unread("system.core0", "instruction_length", 32)),
-        address_bit=int(p.unread("system", "physical_address_width", 32)),
-        lanes=lanes,
-        integer_lanes=p.whole("ALU_per_core"),
-        sfu_lanes=p.whole("MUL_per_core"),
-        warp_size=p.whole("warp_size"),
-        ports=p.whole("memory_ports"),
-        pending=p.whole("PRT_entries", 32),
-        crossbar_lanes=lanes,
         notes=tuple(p.defaults),
+        **sizes,
     )
 
 
@@ -239,8 +198,18 @@ class _FileNumbers:
         self.defaults.append(f"{name} is not in the file: {default:g}")
         return default
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        return int(self.number(name, default))
+    def part(self, name: str) -> dict[str, Any]:
+        """Return the fields of a part of the design that ``data/design.csv`` finds in a file."""
+        found: dict[str, Any] = {}
+        for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "design.csv"):
+            if row["part"] == name:
+                default = float(row["default"]) if row["default"] else None
+                if row["component"]:
+                    number = self.unread(row["component"], row["parameter"], default or 0.0)
+                else:
+                    number = self.number(row["parameter"], default)
+                found[row["field"]] = int(number) if row["whole"] else number
+        return found
 
     def choice(self, name: str, of: Mapping[int, Chosen]) -> Chosen:
         """Return the option that a number of the file selects."""
@@ -269,14 +238,10 @@ class _FileNumbers:
         return CacheShape(capacity, block, max(ways, 1), banks, config[7] == 1, (a, b, c, d))
 
 
-_NO_WRITE_BACK = (16, 16, 16, 0)
-_WRITE_BACK = (16, 16, 16, 16)
-
-
 class Assumption(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One assumption with its source."""
 
-    value: float
+    value: int | float
     source: str
 
 
@@ -287,8 +252,8 @@ def known_assumptions() -> dict[str, Assumption]:
     return decode_yaml(data, dict[str, Assumption], "assumed.yaml")
 
 
-def assumed_value(name: str) -> float:
-    """Return the value of one assumption."""
+def assumed_value(name: str) -> Any:
+    """Return the value of one assumption, an int or a float."""
     return known_assumptions()[name].value
 
 
@@ -313,22 +278,11 @@ def design_from_gpu(
         notes.append(f"{volts:g} V at the top clock, published")
     elif voltage_v is None and volts is not None:
         notes.append(f"{volts:g} V at the top clock, a stand-in")
-    lines, sector = int(assumed_value("line_byte")), int(assumed_value("sector_byte"))
-    ways = int(assumed_value("cache_ways"))
-    shared = _round_whole(gpu.need("sm.shared_byte"))
-    words = int(assumed_value("warp_size"))
-    unit = lines * ways
-    banks, bank_bit = int(assumed_value("register_banks")), int(assumed_value("register_bank_bit"))
+    assumed: dict[str, Any] = {name: each.value for name, each in known_assumptions().items()}
+    line, sector, ways, words = (assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size"))
     memory = find_dram_energy(gpu.memory.kind)
     if memory.read_j_per_byte is None:
         notes.append(f"{gpu.memory.kind}: {memory.source}; device memory is left out")
-    read, write = (
-        None if joule is None else joule * sector for joule in (memory.read_j_per_byte, memory.write_j_per_byte)
-    )
-    l2_byte, l2_ways = _round_whole(gpu.need("l2.capacity_byte")), int(assumed_value("l2_ways"))
-    slices = max(round(l2_byte / assumed_value("l2_slice_byte")), 1)
-    slice_byte = max(l2_byte // slices // (lines * l2_ways), 1) * lines * l2_ways
-    sms = _round_whole(gpu.sm_count)
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
     die = next((row for row in dies if row["gpu"] == gpu.name), None)
     if die is not None:  # mean wire between SM and L2: a quarter of a square die's side each way to the middle
@@ -337,67 +291,67 @@ def design_from_gpu(
     else:
         link_um = 0.0
         notes.append("the die's area is not in the table: wires between SMs and L2 are left out")
-    l1 = CacheShape(max(shared // 2 // unit, 1) * unit, lines, ways, 1, False, _NO_WRITE_BACK)
-    constant_byte = int(assumed_value("constant_cache_byte"))
+    sms, shared = _round_whole(gpu.sm_count), _round_whole(gpu.need("sm.shared_byte"))
+    l1 = CacheShape(max(shared // 2 // (line * ways), 1) * line * ways, line, ways)
+    l2_byte, l2_ways = _round_whole(gpu.need("l2.capacity_byte")), assumed["l2_ways"]
+    slices = max(round(l2_byte / assumed["l2_slice_byte"]), 1)
+    slice_byte = max(l2_byte // slices // (line * l2_ways), 1) * line * l2_ways
+    registers = RegisterFile(
+        _round_whole(gpu.need("sm.register_count")),
+        assumed["register_banks"],
+        assumed["register_bank_bit"],
+        assumed["collectors"],
+        assumed["register_banks"],
+        arrays=assumed["partitions"] * words,
+        operands=assumed["register_bank_bit"] / 32.0,
+    )
+    # 64-bit controllers share the bandwidth, at the rate their pins need for it
+    rate, bus, queue = (
+        float(np.mean(gpu.memory.byte_per_s)),
+        assumed["controller_bus_bit"],
+        assumed["controller_queue"],
+    )
+    clock = float(np.mean(gpu.memory.clock_hz)) if gpu.memory.clock_hz is not None else 1e9
+    count, address = max(round(rate / (2.0 * clock * bus / 8.0)), 1), assumed["address_bit"]
     return ChipDesign(
-        gpu.name,
-        size,
-        sms,
-        float(np.mean(gpu.clocks.max_hz)),
-        RegisterFile(
-            _round_whole(gpu.need("sm.register_count")),
-            banks,
-            bank_bit,
-            int(assumed_value("collectors")),
-            banks,
-            arrays=int(assumed_value("partitions")) * words,
-            operands=bank_bit / 32.0,
-        ),
-        CacheShape(int(assumed_value("instruction_cache_byte")), lines, ways, 1, False, _NO_WRITE_BACK),
-        l1,
-        CacheShape(constant_byte, 64, ways, 1, False, _NO_WRITE_BACK),
-        l1,
-        CacheShape(shared // words // 16 * 16, int(assumed_value("shared_bank_byte"))),
-        CacheShape(slice_byte, lines, l2_ways, 1, True, _WRITE_BACK),
-        slices,
-        RouterShape(8 * sector, ceil(sms / 2), slices),
-        1,
-        _make_controller(gpu),
-        read,
-        write,
-        0.0,
+        name=gpu.name,
+        feature_nm=size,
+        sm_count=sms,
+        clock_hz=float(np.mean(gpu.clocks.max_hz)),
+        registers=registers,
+        instruction=CacheShape(assumed["instruction_cache_byte"], line, ways),
+        data=l1,
+        constant=CacheShape(assumed["constant_cache_byte"], 64, ways),
+        texture=l1,
+        shared=CacheShape(shared // words // 16 * 16, assumed["shared_bank_byte"]),
+        l2=CacheShape(slice_byte, line, l2_ways, write_back=True, buffers=(16, 16, 16, 16)),
+        l2_count=slices,
+        router=RouterShape(8 * sector, ceil(sms / 2), slices),
+        router_count=1,
+        controller=MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock),
+        dram_read_j=None if memory.read_j_per_byte is None else memory.read_j_per_byte * sector,
+        dram_write_j=None if memory.write_j_per_byte is None else memory.write_j_per_byte * sector,
+        dram_precharge_j=0.0,
         voltage_v=volts,
-        temperature_k=temperature_k if temperature_k is not None else assumed_value("temperature_k"),
+        temperature_k=temperature_k if temperature_k is not None else assumed["temperature_k"],
         warps=max(_round_whole(gpu.need("sm.thread_count")) // words, 1),
-        issue=int(assumed_value("partitions")),
-        decode=1,
-        depth=int(assumed_value("pipeline_depth")),
-        instruction_bit=int(assumed_value("instruction_bit")),
-        address_bit=int(assumed_value("address_bit")),
+        issue=assumed["partitions"],
+        depth=assumed["pipeline_depth"],
+        instruction_bit=assumed["instruction_bit"],
+        address_bit=address,
         lanes=max(_round_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),
         integer_lanes=_round_whole(gpu.pipes.int32_op_per_cycle or 32.0),
         sfu_lanes=_round_whole(gpu.pipes.sfu_op_per_cycle or 4.0),
         warp_size=words,
-        pending=int(assumed_value("pending_requests")),
+        pending=assumed["pending_requests"],
         words_of_access=words,
         crossbar_lanes=words,
-        toggle=assumed_value("toggle"),
+        toggle=assumed["toggle"],
         fpu="fpu_dense",
         one_l1=True,
         link_um=link_um,
         notes=tuple(notes),
     )
-
-
-def _make_controller(gpu: Gpu) -> MemoryController:
-    """Return 64-bit controllers that share the bandwidth, at the rate their pins need for it."""
-    bus = int(assumed_value("controller_bus_bit"))
-    rate = float(np.mean(gpu.memory.byte_per_s))
-    clock = float(np.mean(gpu.memory.clock_hz)) if gpu.memory.clock_hz is not None else 1e9
-    count = max(round(rate / (2.0 * clock * bus / 8.0)), 1)
-    queue = int(assumed_value("controller_queue"))
-    address, sector = int(assumed_value("address_bit")), int(assumed_value("sector_byte"))
-    return MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock)
 
 
 def _round_whole(value: Sweepable) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
-from math import log, log2
+from math import ceil, log, log2
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.gpuwattch.bottom_up import technology
 from wattcast.gpuwattch.bottom_up.array_layout import (
     ArrayCost,
     SearchedBuffer,
@@ -21,6 +20,14 @@ from wattcast.gpuwattch.bottom_up.array_layout import (
     sram_cost,
 )
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPartition, ArrayPorts, bank_cost
+from wattcast.gpuwattch.bottom_up.technology import (
+    BOTTOM_UP_PACKAGE,
+    CircuitCost,
+    Technology,
+    check_at_least_one,
+    find_technology,
+    to_float,
+)
 
 _WIDE = 4.0  # crossbar wires are this much wider and further apart than the global pitch (CACTI 6)
 _NARROWEST = 0.8  # a crossbar flatter than this is stretched, in steps, until its sides are alike
@@ -28,79 +35,42 @@ _MOST_STRETCH = 4.0
 _CUT_OFF = 0.2  # leakage of a buffer that is switched off: the stack factor (McPAT 0.8)
 
 
-@dataclass(frozen=True)
-class LogicCost:
-    """Energy of a use, leakage and area of a block of logic."""
-
-    energy_j: float
-    subthreshold_w: float = 0.0
-    gate_w: float = 0.0
-    area_um2: float = 0.0
-
-    def times(self, used: float, built: float | None = None) -> LogicCost:
-        """Return the cost of ``built`` blocks (default: ``used``) of which ``used`` switch at once."""
-        count = used if built is None else built
-        return LogicCost(
-            self.energy_j * used, *(x * count for x in (self.subthreshold_w, self.gate_w, self.area_um2))
-        )
-
-    def __add__(self, other: LogicCost) -> LogicCost:
-        return LogicCost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-
 @cache
-def crossbar_cost(tech: technology.Technology, inputs: int, outputs: int, bits: int) -> LogicCost:
+def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> CircuitCost:
     """Return the cost of a matrix crossbar of tri-state buffers: ``bits`` travel along a row and down a column.
 
     E = bits · (two wires + (C_in·outputs + C_out·inputs + C_internal + C_control)·V²) (CACTI 6) [Muralimanohar2007].
     Idle crossing points leak through two transistors in series.
     """
-    technology.check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
-    wire = technology.find_repeated_wire(tech, _WIDE)
-    min_um, p_to_n, v2 = tech.min_width_um, tech.p_to_n, tech.vdd2
-    reach_um = inputs * bits * tech.wide.pitch_um
-    driver = wire.repeater * min(reach_um / wire.spacing_um, 1.0)  # in minimum widths
+    check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
+    wire, pitch = tech.repeated_wire(_WIDE), tech.wide.pitch_um
+    min_um, p_to_n = tech.min_width_um, tech.p_to_n
+    driver = wire.repeater * min(inputs * bits * pitch / wire.spacing_um, 1.0)  # in minimum widths
     first = max(driver * (1.0 + p_to_n) / (3.0 + 3.0 * p_to_n), 1.0)
-    in_f = technology.gate_capacitance_f(tech, first * min_um * 3.0 * (1.0 + p_to_n))
-    inside_f = 3.0 * technology.drain_capacitance_f(tech, first * min_um) + 3.0 * technology.to_float(
-        technology.drain_capacitance_f(tech, first * min_um * p_to_n)
-    )
-    inside_f += technology.gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
-    out_f = technology.drain_capacitance_f(tech, driver * min_um) + technology.to_float(
-        technology.drain_capacitance_f(tech, driver * min_um * p_to_n)
-    )
-    control_f = technology.gate_capacitance_f(tech, driver * min_um * (1.0 + p_to_n))
-    gates_um2 = 2.0 * technology.to_float(
-        technology.gate_area_um2(tech, driver * min_um)
-    ) + 2.0 * technology.to_float(technology.gate_area_um2(tech, first * min_um, 2))
-    pitch, cell_um, stretch = tech.wide.pitch_um, 50.0 * tech.feature_um, 1.0
+    first_um, driver_um = first * min_um, driver * min_um
+    in_f, control_f = tech.gate_f(first_um * 3.0 * (1.0 + p_to_n)), tech.gate_f(driver_um * (1.0 + p_to_n))
+    inside_f = 3.0 * tech.drain_f(first_um) + 3.0 * tech.drain_f(first_um * p_to_n) + control_f
+    out_f = tech.drain_f(driver_um) + tech.drain_f(driver_um * p_to_n)
+    gates_um2 = to_float(2.0 * tech.gate_area_um2(driver_um) + 2.0 * tech.gate_area_um2(first_um, 2))
+    cell_um, stretch = 50.0 * tech.feature_um, 1.0
     while True:  # stretched in steps until its sides are alike
-        height_um, beside = stretch * cell_um, math.ceil(cell_um / pitch)
+        height_um, beside = stretch * cell_um, ceil(cell_um / pitch)
         across_um = max(gates_um2 / height_um * beside * outputs, bits * pitch * outputs)
         down_um = pitch * inputs * bits * stretch
         shape = down_um / across_um * outputs / inputs
         if min(shape, 1.0 / shape) >= _NARROWEST or stretch >= _MOST_STRETCH or inputs <= 2 or outputs <= 2:
             break
         stretch += 0.2
-    wires_j = technology.to_float(wire.cost(across_um + down_um).energy_j)
-    switched_f = in_f * outputs + out_f * inputs + inside_f + control_f
-    sub, gate = technology.inverter_leakage_w(tech, 2.0 * driver * min_um)
-    pair_sub, pair_gate = technology.nand_leakage_w(tech, 3.0 * first * min_um, 2)
+    used_j = wire.cost(across_um + down_um).energy_j
+    used_j += (in_f * outputs + out_f * inputs + inside_f + control_f) * tech.vdd2
+    lines = wire.cost(across_um, 0.0, inputs * bits) + wire.cost(down_um, 0.0, outputs * bits)
+    crossing = CircuitCost(0.0, *tech.inverter_leakage_w(2.0 * driver_um))
+    crossing += CircuitCost(0.0, *tech.nand_leakage_w(3.0 * first_um, 2)).times(2.0)
     points = inputs * outputs * bits  # of them all but one a column are cut off by two transistors in series
-    rows, columns = (
-        wire.cost(length, 1.0, lines * bits) for length, lines in ((across_um, inputs), (down_um, outputs))
-    )
-    lines_sub = technology.to_float(rows.subthreshold_w + columns.subthreshold_w)
-    lines_gate = technology.to_float(rows.gate_w + columns.gate_w)
-    return LogicCost(
-        bits * (wires_j + switched_f * v2),
-        points * _CUT_OFF * (technology.to_float(sub) + 2.0 * technology.to_float(pair_sub)) + lines_sub,
-        points * _CUT_OFF * (technology.to_float(gate) + 2.0 * technology.to_float(pair_gate)) + lines_gate,
-        across_um * down_um,
-    )
+    return CircuitCost(bits * used_j, area_um2=across_um * down_um) + crossing.times(points * _CUT_OFF) + lines
 
 
-def arbiter_cost(tech: technology.Technology, requests: int, line_um: float) -> LogicCost:
+def arbiter_cost(tech: Technology, requests: int, line_um: float) -> CircuitCost:
     """Return the cost of a matrix arbiter: request and priority lines, an inner node, and a grant line.
 
     E = (n·(C_request + 2·C_priority)/2 + C_grant + C_inner/2)·V² (Orion, MICRO 2002); the grant line of ``line_um``
@@ -108,18 +78,13 @@ def arbiter_cost(tech: technology.Technology, requests: int, line_um: float) -> 
     """
     feature, v2 = tech.feature_um, tech.vdd2
     nor_n, nor_p, inv_n, inv_p = 6.75 * feature, 38.0 * feature, 6.25 * feature, 12.5 * feature
-    nor_f = technology.gate_capacitance_f(tech, 2.0 * nor_n + nor_p)
-    inv_f = (
-        technology.gate_capacitance_f(tech, inv_n + inv_p)
-        + technology.drain_capacitance_f(tech, inv_n)
-        + technology.drain_capacitance_f(tech, inv_p)
-    )
-    drains_f = 2.0 * technology.drain_capacitance_f(tech, nor_n) + technology.drain_capacitance_f(tech, nor_p)
+    nor_f = tech.gate_f(2.0 * nor_n + nor_p)
+    inv_f = tech.gate_f(inv_n + inv_p) + tech.drain_f(inv_n) + tech.drain_f(inv_p)
+    drains_f = 2.0 * tech.drain_f(nor_n) + tech.drain_f(nor_p)
     request_f = requests * nor_f + inv_f
-    grant_f = drains_f + line_um * technology.wire_f_per_um(tech, tech.wide, 1.0, 3.0) + inv_f
+    grant_f = drains_f + line_um * tech.wide.f_per_um(1.0, 3.0) + inv_f
     energy_j = (requests * (request_f + 2.0 * nor_f) / 2.0 + grant_f + (drains_f + nor_f) / 2.0) * v2
-    sub, gate = technology.inverter_leakage_w(tech, (nor_n + inv_n) * requests)
-    return LogicCost(energy_j, technology.to_float(sub), technology.to_float(gate))
+    return CircuitCost(energy_j, *tech.inverter_leakage_w((nor_n + inv_n) * requests))
 
 
 @dataclass(frozen=True)
@@ -133,11 +98,19 @@ class RouterShape:
     depth: int = 1  # entries of a buffer
 
     def __post_init__(self) -> None:
-        technology.check_at_least_one("router", **vars(self))
+        check_at_least_one("router", **vars(self))
+
+
+class RouterCost(NamedTuple):
+    """The parts of a router."""
+
+    buffer: CircuitCost
+    crossbar: CircuitCost
+    arbiters: CircuitCost
 
 
 @cache
-def router_cost(tech: technology.Technology, shape: RouterShape) -> tuple[LogicCost, LogicCost, LogicCost]:
+def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
     """Return the costs of buffer (a write and a read), crossbar and arbiters for one flit that passes.
 
     The router's area is a box: its input buffers in a column, the crossbar at their side; arbiters fill the free
@@ -147,17 +120,16 @@ def router_cost(tech: technology.Technology, shape: RouterShape) -> tuple[LogicC
     one, flit = np.ones(1), shape.flit_bit
     part = ArrayPartition(shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one)
     found = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
-    width_um, height_um = float(found.width_um[0]), float(found.height_um[0])
-    leak_w = (float(found.subthreshold_w[0]) * shape.inputs, float(found.gate_w[0]) * shape.inputs)
-    used_j = float(found.read_j[0] + found.write_j[0])
-    buffer = LogicCost(used_j, *leak_w, width_um * height_um * shape.inputs)
+    read_j, write_j, _, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
+    buffer = CircuitCost(read_j + write_j, *(x * shape.inputs for x in (off_w, gate_w, width_um * height_um)))
     vc = arbiter_cost(tech, shape.channels, 0.0).times(shape.inputs)
-    grant = arbiter_cost(tech, shape.inputs, switch.area_um2**0.5).times(shape.outputs)
-    across_um = switch.area_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
+    switch_um2, buffer_um2 = to_float(switch.area_um2), to_float(buffer.area_um2)
+    grant = arbiter_cost(tech, shape.inputs, switch_um2**0.5).times(shape.outputs)
+    across_um = switch_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
     box_um2 = shape.inputs * height_um * (width_um + across_um)
-    built_um2 = buffer.area_um2 + switch.area_um2
+    built_um2 = buffer_um2 + switch_um2
     left_um2 = min(max(box_um2 - built_um2, 0.0), built_um2)  # a box more than half empty would be laid out anew
-    return buffer, switch, vc + grant + LogicCost(0.0, area_um2=left_um2)
+    return RouterCost(buffer, switch, vc + grant + CircuitCost(area_um2=left_um2))
 
 
 MACRO_OVERHEAD = 1.1  # placement and routing inside a macro (McPAT 0.8)
@@ -181,11 +153,11 @@ class FunctionalUnit:
 @cache
 def functional_units() -> dict[str, FunctionalUnit]:
     """Return every functional unit of ``units.csv`` by name."""
-    rows = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "units.csv")
+    rows = read_shipped_table(BOTTOM_UP_PACKAGE, "data", "units.csv")
     return {unit.unit: unit for unit in msgspec.convert(rows, list[FunctionalUnit], strict=False)}
 
 
-def functional_unit_cost(tech: technology.Technology, name: str) -> LogicCost:
+def functional_unit_cost(tech: Technology, name: str) -> CircuitCost:
     """Return the cost of one operation of a unit, scaled from its published figures.
 
     E = E₀ · factor · (F/F₀) · (V/V₀)² · short circuit: capacitance scales with the feature size F, the factor covers
@@ -197,17 +169,17 @@ def functional_unit_cost(tech: technology.Technology, name: str) -> LogicCost:
     feature_nm = tech.feature_um * 1e3
     scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
     shrink = tech.logic_area_scale if unit.area_scaling == "linear" else (feature_nm / 90.0) ** 2
-    library = technology.find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
+    library = find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
     leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(library)
     energy_j = unit.energy_pj * 1e-12 * unit.factor * scale * tech.short_circuit
-    return LogicCost(energy_j, leak_w, 0.0, unit.area_90nm_um2 * shrink * MACRO_OVERHEAD)
+    return CircuitCost(energy_j, leak_w, 0.0, unit.area_90nm_um2 * shrink * MACRO_OVERHEAD)
 
 
-def _off_w_per_gate(tech: technology.Technology) -> float:
+def _off_w_per_gate(tech: Technology) -> float:
     return tech.off_a_per_um * tech.feature_um * tech.voltage_v
 
 
-def latch_cost(tech: technology.Technology) -> LogicCost:
+def latch_cost(tech: Technology) -> CircuitCost:
     """Return the cost of a flip-flop of six NAND gates in one cycle.
 
     In a third each of the cycles it switches, keeps a one and keeps a zero.
@@ -215,18 +187,17 @@ def latch_cost(tech: technology.Technology) -> LogicCost:
     Widths of 25 and 37.5 features (20 and 30 µm at 0.8 µm), a load of two such gates (McPAT 0.8).
     """
     n_um, p_um, v2 = 25.0 * tech.feature_um, 37.5 * tech.feature_um, tech.vdd2
-    gate = technology.gate_capacitance_f(tech, n_um + p_um)
-    down, up = technology.drain_capacitance_f(tech, n_um, stack=2), technology.drain_capacitance_f(tech, p_um)
+    gate = tech.gate_f(n_um + p_um)
+    down, up = tech.drain_f(n_um, stack=2), tech.drain_f(p_um)
 
     def node(fan_in: int, fan_out: int) -> float:
         return down + fan_in * up + fan_out * gate
 
     switch_j = 0.5 * (3 * node(2, 1) + node(2, 3) + node(3, 2) + node(2, 2) + 4.0 * gate) * v2
     keep_j = (node(2, 3) + node(3, 2)) * v2
-    sub_n, gate_n = technology.nand_leakage_w(tech, n_um, 2)
     energy_j = ((switch_j + keep_j) / 3.0 + 2.0 * gate * v2) * tech.short_circuit
-    area = 6.0 * technology.to_float(technology.gate_area_um2(tech, n_um, 2)) * MACRO_OVERHEAD
-    return LogicCost(energy_j, 6.0 * technology.to_float(sub_n), 6.0 * technology.to_float(gate_n), area)
+    nand = CircuitCost(0.0, *tech.nand_leakage_w(n_um, 2), tech.gate_area_um2(n_um, 2) * MACRO_OVERHEAD)
+    return CircuitCost(energy_j) + nand.times(6.0)
 
 
 def count_pipeline_latches(
@@ -242,35 +213,29 @@ def count_pipeline_latches(
     return float(bits / 6.0 * max(depth, 6))
 
 
-def warp_selection_cost(tech: technology.Technology, candidates: int) -> LogicCost:
+def warp_selection_cost(tech: Technology, candidates: int) -> CircuitCost:
     """Return the cost of the tree of four-input priority encoders that picks a ready warp (Palacharla, TR 1996)."""
-    technology.check_at_least_one("scheduler", warps=candidates)
+    check_at_least_one("scheduler", warps=candidates)
     feature = tech.feature_um
     small, middle, wide = 6.25 * feature, 12.5 * feature, 18.75 * feature
-    any_f = 4.0 * technology.drain_capacitance_f(tech, middle) + technology.drain_capacitance_f(tech, 50.0 * feature)
-    encode_f = 10.0 * technology.drain_capacitance_f(tech, middle)
-    encode_f += sum(technology.drain_capacitance_f(tech, wide, stack=stack) for stack in (1, 2, 3, 4))
-    encode_f += 8.0 * technology.gate_capacitance_f(tech, small + middle) + 20.0 * technology.to_float(
-        technology.gate_capacitance_f(tech, middle + wide)
-    )
-    encode_f += 4.0 * technology.drain_capacitance_f(tech, small) + 8.0 * technology.drain_capacitance_f(tech, middle)
+    any_f = 4.0 * tech.drain_f(middle) + tech.drain_f(50.0 * feature)
+    encode_f = 10.0 * tech.drain_f(middle)
+    encode_f += sum(tech.drain_f(wide, stack=stack) for stack in (1, 2, 3, 4))
+    encode_f += 8.0 * tech.gate_f(small + middle) + 20.0 * tech.gate_f(middle + wide)
+    encode_f += 4.0 * tech.drain_f(small) + 8.0 * tech.drain_f(middle)
     energy_j = 2.0 * candidates * (any_f + encode_f) * tech.vdd2 * tech.short_circuit
-    sub, gate = technology.inverter_leakage_w(tech, candidates * (3.0 * middle + 5.0 * small))
-    return LogicCost(energy_j, technology.to_float(sub), technology.to_float(gate))
+    return CircuitCost(energy_j, *tech.inverter_leakage_w(candidates * (3.0 * middle + 5.0 * small)))
 
 
-def decoder_cost(tech: technology.Technology, bits: int) -> LogicCost:
+def decoder_cost(tech: Technology, bits: int) -> CircuitCost:
     """Return the cost of a decoder: one of 2^bits lines switches, each with a driver 100 features wide."""
-    lines = 2**bits
     last_um = 100.0 * tech.feature_um
     driver_um = last_um * (1.0 + 1.0 / 4.0 + 1.0 / 16.0)  # and two stages before it, a quarter each
-    sub, gate = technology.inverter_leakage_w(tech, driver_um)
-    energy_j = technology.gate_capacitance_f(tech, driver_um * (1.0 + tech.p_to_n)) * tech.vdd2
-    area_um2 = technology.to_float(technology.gate_area_um2(tech, last_um)) * 1.4
-    return LogicCost(energy_j, technology.to_float(sub) * lines, technology.to_float(gate) * lines, area_um2 * lines)
+    line = CircuitCost(0.0, *tech.inverter_leakage_w(driver_um), tech.gate_area_um2(last_um) * 1.4)
+    return CircuitCost(tech.gate_f(driver_um * (1.0 + tech.p_to_n)) * tech.vdd2) + line.times(0.0, 2**bits)
 
 
-def unmodelled_core_cost(tech: technology.Technology, depth: int, warps: int) -> LogicCost:
+def unmodelled_core_cost(tech: Technology, depth: int, warps: int) -> CircuitCost:
     """Return area and leakage of the parts of a core that no model covers, from die photographs (McPAT 0.8).
 
     A = (6.55 − 2.19·ln depth) mm² at 90 nm, 7 % more for each doubling of the warps.
@@ -278,13 +243,12 @@ def unmodelled_core_cost(tech: technology.Technology, depth: int, warps: int) ->
     at_90nm_mm2 = max(6.55 - 2.19 * log(depth), 0.0) * (1.0 + 0.0716 * log2(max(warps, 1)))
     area_um2 = at_90nm_mm2 * 1e6 * tech.logic_area_scale
     leak = gate_leakage_cost(tech, area_um2 * tech.gate_density_per_um2, 5.0)
-    return LogicCost(0.0, leak.subthreshold_w, leak.gate_w, area_um2 * MACRO_OVERHEAD)
+    return leak + CircuitCost(area_um2=area_um2 * MACRO_OVERHEAD)
 
 
-def gate_leakage_cost(tech: technology.Technology, gates: float, width: float) -> LogicCost:
+def gate_leakage_cost(tech: Technology, gates: float, width: float) -> CircuitCost:
     """Return the leakage of ``gates`` inverters, each ``width`` minimum widths wide."""
-    sub, gate = technology.inverter_leakage_w(tech, width * tech.min_width_um)
-    return LogicCost(0.0, gates * technology.to_float(sub), gates * technology.to_float(gate))
+    return CircuitCost(0.0, *tech.inverter_leakage_w(width * tech.min_width_um)).times(gates)
 
 
 _TAG_EXTRA_BIT = 5  # state bits beside an address (CACTI)
@@ -322,13 +286,13 @@ class MemoryControllerCost:
     read_j: float
     write_j: float
     constant_w: float  # of all controllers
-    front: LogicCost
-    engine: LogicCost
-    phy: LogicCost
+    front: CircuitCost
+    engine: CircuitCost
+    phy: CircuitCost
 
 
 @cache
-def memory_controller_cost(tech: technology.Technology, mc: MemoryController) -> MemoryControllerCost:
+def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryControllerCost:
     """Return the cost of memory controllers: front end (a searched window and data buffers), transaction engine, PHY.
 
     A request takes a search of the window per word, and buffers, engine and PHY per beat. A tenth of the peak power
@@ -354,23 +318,21 @@ def memory_controller_cost(tech: technology.Technology, mc: MemoryController) ->
     bit_j = 0.01 * 1e-9 * (feature / 0.09) ** 0.5 * tech.vdd2 / 1.2**2
     areas = ((2.7927 * rate - 19.862) / 2.0 * bus / 128.0, (6.4323 * rate - 48.134) * bus / 128.0 / 2.0)
     areas_um2 = [max(area, 0.0) * feature / 0.09 * mc.channels * 1e6 for area in areas]
-    leaks = [gate_leakage_cost(tech, area / 2.0 * tech.gate_density_per_um2, 1.0) for area in areas_um2]
     engine, phy = (
-        LogicCost(joule, leak.subthreshold_w, leak.gate_w, area)
-        for joule, leak, area in zip((beat_j, bit_j), leaks, areas_um2, strict=True)
+        gate_leakage_cost(tech, area / 2.0 * tech.gate_density_per_um2, 1.0) + CircuitCost(joule, area_um2=area)
+        for joule, area in zip((beat_j, bit_j), areas_um2, strict=True)
     )
-    buffered_j = beats * (word.read_j + word.write_j)
-    common_j = engine.energy_j * beats + phy.energy_j * block_bit + buffered_j
+    common_j = beat_j * beats + bit_j * block_bit + beats * (word.read_j + word.write_j)
     # a busy cycle of the front end uses every port of the window and half the ports of the buffers
     front_j = mc.channels * (2.0 * window.search_j + window.read_j + window.write_j + word.read_j + word.write_j)
-    front = LogicCost(
+    front = CircuitCost(
         front_j,
         window.subthreshold_w + 2.0 * word.subthreshold_w,
         window.gate_w + 2.0 * word.gate_w,
         mc.channels * (window.area_um2 + 2.0 * word.area_um2),
     ) + warp_selection_cost(tech, 1).times(0.0, 1.0)
-    peak_w = front_j * mc.clock_hz + engine.energy_j * mc.channels * mc.clock_hz
-    peak_w += phy.energy_j * mc.peak_mbyte_per_s * 8e6 * bus / 72.0 * mc.channels
+    peak_w = front_j * mc.clock_hz + beat_j * mc.channels * mc.clock_hz
+    peak_w += bit_j * mc.peak_mbyte_per_s * 8e6 * bus / 72.0 * mc.channels
     return MemoryControllerCost(
         words * (window.search_j + window.read_j) + common_j,
         words * (window.search_j + window.write_j) + common_j,
@@ -381,13 +343,17 @@ def memory_controller_cost(tech: technology.Technology, mc: MemoryController) ->
     )
 
 
-def coalescer_cost(tech: technology.Technology, entries: int) -> tuple[ArrayCost, ArrayCost, ArrayCost, float]:
-    """Return costs of request table, thread masks and counters, and the comparison's joules (manual 2.2.3)."""
-    ports = ArrayPorts(0, 1, 1)
-    table = sram_cost(tech, SramArray("pending-request table", _REQUEST_BYTE * entries, _REQUEST_BYTE, 1, 1, ports))
-    masks = sram_cost(tech, SramArray("thread masks", _MASK_BYTE * _MASKS * entries, _MASK_BYTE, 1, 1, ports))
-    counts = sram_cost(tech, SramArray("request counters", _COUNT_BYTE * max(entries, 16), _COUNT_BYTE, 1, 1, ports))
-    return table, masks, counts, _COALESCE_J * tech.vdd2
+def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
+    """Return the cost of request table, thread masks and counters, with the comparison (manual 2.2.3)."""
+    sizes = {
+        "pending-request table": (_REQUEST_BYTE * entries, _REQUEST_BYTE),
+        "thread masks": (_MASK_BYTE * _MASKS * entries, _MASK_BYTE),
+        "request counters": (_COUNT_BYTE * max(entries, 16), _COUNT_BYTE),
+    }
+    ports, compare_j = ArrayPorts(0, 1, 1), _COALESCE_J * tech.vdd2
+    tables = [sram_cost(tech, SramArray(name, *size, 1, 1, ports)) for name, size in sizes.items()]
+    read_j, write_j, *standing = (sum(each) for each in zip(*(vars(t).values() for t in tables), strict=True))
+    return ArrayCost(read_j + compare_j, write_j + compare_j, *standing)
 
 
 @dataclass(frozen=True)
@@ -402,7 +368,7 @@ class DramEnergy:
 
 def find_dram_energy(kind: str) -> DramEnergy:
     """Return the published energy of a kind of device memory."""
-    rows = {row["kind"]: row for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dram.csv")}
+    rows = {row["kind"]: row for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "dram.csv")}
     check_names("kind of memory", kind, rows, "")
     row = rows[kind]
     read, write = (float(row[key]) * 8e-12 if row[key] else None for key in ("read_pj_per_bit", "write_pj_per_bit"))

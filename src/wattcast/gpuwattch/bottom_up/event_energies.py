@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import BadInput, bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
@@ -61,11 +63,11 @@ def counter_energies(chip: chip_model.BuiltChip) -> dict[str, float]:
         + chip.collector.read_j
     )
     per_operand = d.clock_ratio * d.registers.read_share * _WORD_BIT / d.registers.bank_bit
-    read, write = chip.coalescer_read_j, chip.coalescer_write_j
+    read, write = chip.coalescer.read_j, chip.coalescer.write_j
     switch = chip.shared_crossbar.energy_j * d.words_of_access
     buffer, crossbar, arbiter = (part.energy_j for part in chip.router)
     crossbar *= d.toggle
-    table = {
+    table: dict[str, Sweepable] = {
         "TOT_INST": chip.buffer.read_j + chip.buffer.write_j,
         "FP_INT": chip.window.read_j + 2.0 * chip.window.search_j + chip.window.write_j + chip.selection.energy_j,
         "IC_H": chip.instruction.array.read_j,
@@ -102,14 +104,14 @@ def counter_energies(chip: chip_model.BuiltChip) -> dict[str, float]:
             "L2_WH": l2.array.write_j,
             "L2_WM": l2.array.write_j + l2.array.tag_write_j + l2.missed_j + l2.written_back_j,
         }
-    return table
+    return {name: float(joule) for name, joule in table.items()}
 
 
 def pipeline_duty_w(chip: chip_model.BuiltChip) -> float:
     """Return the watts of all SMs' pipelines at duty one: three quarters of their latches switch every cycle."""
     d = chip.design
     cycle_j = chip.latches * chip.latch.energy_j * d.pipelines
-    return cycle_j * d.sm_count * _BUSY_UNITS / _UNITS_OF_PIPELINE * d.clock_hz
+    return float(cycle_j) * d.sm_count * _BUSY_UNITS / _UNITS_OF_PIPELINE * d.clock_hz
 
 
 def _read_miss_j(cost: chip_model.CacheCost, write_back: bool) -> float:
@@ -174,21 +176,27 @@ SIZE_KNOBS = {
     "l2": "bytes of every L2 slice",
     "sms": "SMs, and the ports of the network with them",
 }
+_RESIZED = {  # knob -> field of the design, and the size in it
+    "registers": ("registers", "registers"),
+    **{knob: (field, "capacity_byte") for knob, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2"))},
+}
 
 
 @dataclass(frozen=True)
-class EnergyChange:
-    """One figure before and after a change of sizes."""
+class EnergyRatio:
+    """One of our figures and the corresponding one of another source, or of the chip before a change."""
 
+    where: str  # file or GPU
+    group: str  # component class, or the chip that was changed
     name: str
     unit: str
-    before: float
-    after: float
+    ours: float
+    theirs: float
 
     @property
     def ratio(self) -> float:
-        """After over before."""
-        return self.after / self.before
+        """Ours over theirs."""
+        return self.ours / self.theirs
 
 
 def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -> chip_design.ChipDesign:
@@ -198,40 +206,36 @@ def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -
         if not factor > 0.0:
             raise bad_value(f"{name}: factor", "above zero", factor)
     found = design
-    if "registers" in factors:
-        count = _scale_whole("registers", design.registers.registers, factors["registers"])
-        found = replace(found, registers=replace(design.registers, registers=count))
-    for name, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2")):
-        old: chip_design.CacheShape | None = getattr(design, field)
-        if name in factors and old is None:
-            raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
-        if name in factors and old is not None:
-            size = _scale_whole(name, old.capacity_byte, factors[name])
-            resized: dict[str, Any] = {field: replace(old, capacity_byte=size)}
+    for name, (field, size) in _RESIZED.items():
+        if name in factors:
+            old = getattr(design, field)
+            if old is None:
+                raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
+            whole = _scale_whole(name, getattr(old, size), factors[name])
+            resized: dict[str, Any] = {field: replace(old, **{size: whole})}
             found = replace(found, **resized)
     if "sms" in factors:
         count = _scale_whole("sms", design.sm_count, factors["sms"])
         ports = ceil(design.router.inputs * count / design.sm_count)
         found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
     if found.link_um:
-        grown = chip_model.chip_area_mm2(chip_model.build_chip(found)) / chip_model.chip_area_mm2(
-            chip_model.build_chip(design)
-        )
-        found = replace(found, link_um=design.link_um * sqrt(grown))  # the die's side
+        after_mm2, before_mm2 = (chip_model.chip_area_mm2(chip_model.build_chip(d)) for d in (found, design))
+        found = replace(found, link_um=design.link_um * sqrt(after_mm2 / before_mm2))  # the die's side
     return found
 
 
-def compare_chips(before: chip_model.BuiltChip, after: chip_model.BuiltChip) -> tuple[EnergyChange, ...]:
-    """Compare every counter's joules, the pipelines' watts, leakage and area of two chips."""
-    old, new = counter_energies(before), counter_energies(after)
-    rows = [EnergyChange(name, "J", joule, new[name]) for name, joule in old.items() if joule > 0.0]
-    leak = [chip_model.chip_leakage(chip).cores_w + chip_model.chip_leakage(chip).rest_w for chip in (before, after)]
-    rows += [
-        EnergyChange(PIPELINES, "W", pipeline_duty_w(before), pipeline_duty_w(after)),
-        EnergyChange(LEAKAGE, "W", leak[0], leak[1]),
-        EnergyChange(AREA, "mm2", chip_model.chip_area_mm2(before), chip_model.chip_area_mm2(after)),
-    ]
-    return tuple(rows)
+def compare_chips(before: chip_model.BuiltChip, after: chip_model.BuiltChip) -> tuple[EnergyRatio, ...]:
+    """Compare every counter's joules, the pipelines' watts, leakage and area of two chips, the second as ours."""
+
+    def list_figures(chip: chip_model.BuiltChip) -> dict[tuple[str, str], float]:
+        leakage = chip_model.chip_leakage(chip)
+        figures = {(name, "J"): joule for name, joule in counter_energies(chip).items()}
+        figures |= {(PIPELINES, "W"): pipeline_duty_w(chip), (LEAKAGE, "W"): leakage.cores_w + leakage.rest_w}
+        return figures | {(AREA, "mm2"): chip_model.chip_area_mm2(chip)}
+
+    old, new = list_figures(before), list_figures(after)
+    where, group = after.design.name, "size"
+    return tuple(EnergyRatio(where, group, *key, new[key], value) for key, value in old.items() if value > 0.0)
 
 
 def _scale_whole(name: str, size: int, factor: float) -> int:
@@ -251,8 +255,12 @@ class BottomUpEnergies:
     """A built chip and, for a catalogue GPU, the energies of the module model's events."""
 
     chip: chip_model.BuiltChip
-    modules: Mapping[str, float]  # event -> J; empty for an architecture file
     gpu: Gpu | None = None  # of the catalogue
+
+    @cached_property
+    def modules(self) -> dict[str, float]:
+        """Joules by event of the module model; empty for an architecture file."""
+        return {} if self.gpu is None else module_event_energies(self.chip, self.gpu)
 
     @property
     def design(self) -> chip_design.ChipDesign:
@@ -276,15 +284,15 @@ def energies_of_architecture(
     design = chip_design.design_from_architecture(architecture, sm_count)
     if clock_hz is not None:
         fields["clock_hz"] = clock_hz
-    return BottomUpEnergies(chip_model.build_chip(replace(design, **fields)), {})
+    return BottomUpEnergies(chip_model.build_chip(replace(design, **fields)))
 
 
 def energies_of_gpu(
     gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
 ) -> BottomUpEnergies:
     """Return the energies of a catalogue GPU."""
-    chip = chip_model.build_chip(chip_design.design_from_gpu(gpu, feature_nm, voltage_v, temperature_k))
-    return BottomUpEnergies(chip, module_event_energies(chip, gpu), gpu)
+    design = chip_design.design_from_gpu(gpu, feature_nm, voltage_v, temperature_k)
+    return BottomUpEnergies(chip_model.build_chip(design), gpu)
 
 
 def energies_of_file(
@@ -299,8 +307,7 @@ def energies_of_file(
 
 def scale_sizes(found: BottomUpEnergies, factors: Mapping[str, float]) -> BottomUpEnergies:
     """Build the chip again with some sizes multiplied: registers, l1, shared, l2, sms."""
-    chip = chip_model.build_chip(scale_design(found.design, factors))
-    return BottomUpEnergies(chip, module_event_energies(chip, found.gpu) if found.gpu is not None else {}, found.gpu)
+    return replace(found, chip=chip_model.build_chip(scale_design(found.design, factors)))
 
 
 def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH) -> EnergyTable:
@@ -321,8 +328,8 @@ def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = Simul
         pipeline_duty_w(chip),
         found.design.clock_hz,
         chip.controller.constant_w,
-        chip.coalescer_read_j,
-        chip.coalescer_write_j,
+        chip.coalescer.read_j,
+        chip.coalescer.write_j,
         chip_model.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None,
         source=found.provenance,
     )
@@ -350,7 +357,7 @@ def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
         ],
         "pipelines_w": pipeline_duty_w(chip),
         "memory_controller_w": chip.controller.constant_w,
-        "coalescer": {"read_j": chip.coalescer_read_j, "write_j": chip.coalescer_write_j},
+        "coalescer": {"read_j": chip.coalescer.read_j, "write_j": chip.coalescer.write_j},
         "parts": [
             {"part": part.name} | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
             for part in chip_model.list_chip_parts(chip)
@@ -358,23 +365,6 @@ def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
         "leakage_w": chip_model.chip_leakage(chip).cores_w + chip_model.chip_leakage(chip).rest_w,
         "area_mm2": chip_model.chip_area_mm2(chip),
     }
-
-
-@dataclass(frozen=True)
-class EnergyRatio:
-    """One of our figures and the corresponding one of another source."""
-
-    where: str  # file or GPU
-    group: str  # component class
-    name: str
-    unit: str
-    ours: float
-    theirs: float
-
-    @property
-    def ratio(self) -> float:
-        """Ours over theirs."""
-        return self.ours / self.theirs
 
 
 def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
@@ -427,10 +417,10 @@ def print_energies(console: Console, plain: dict[str, Any]) -> None:
         console.print(f"note: {escape(note)}", style="dim", highlight=False)
 
 
-def print_changes(console: Console, changes: Sequence[EnergyChange]) -> None:
+def print_changes(console: Console, changes: Sequence[EnergyRatio]) -> None:
     """Print the figures that changed, before and after."""
     moved = [c for c in changes if abs(c.ratio - 1.0) >= _LEAST_CHANGE]
-    rows = [(c.name, *(_format_quantity(v, c.unit) for v in (c.before, c.after)), f"{c.ratio:.3f}") for c in moved]
+    rows = [(c.name, *(_format_quantity(v, c.unit) for v in (c.theirs, c.ours)), f"{c.ratio:.3f}") for c in moved]
     console.print(new_table("figure", "before", "after", "ratio", rows=rows))
 
 

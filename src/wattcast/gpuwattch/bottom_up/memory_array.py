@@ -6,24 +6,14 @@ mat; mats hang on an H-tree. In a partition every quantity is an array with one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
-from wattcast.gpuwattch.bottom_up.technology import (
-    CELL_AREA_FEATURE2,
-    CircuitCost,
-    Technology,
-    drain_capacitance_f,
-    driver_chain_cost,
-    find_repeated_wire,
-    gate_capacitance_f,
-    wire_f_per_um,
-    wire_ohm_per_um,
-)
+from wattcast.gpuwattch.bottom_up.technology import CELL_AREA_FEATURE2, CircuitCost, Technology
 
 _SENSE_SHARE, _SENSE_LEAST_V = 0.05, 0.08  # bitline swing a sense amplifier needs (CACTI 6.5)
 _CELL_ASPECT = 1.46  # height over width of a cell (CACTI 6.5)
@@ -42,10 +32,8 @@ class ArrayPorts:
     search: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.read_write, self.read, self.write, self.search) < 0:
-            raise bad_value(
-                "ports", "zero or more of each kind", (self.read_write, self.read, self.write, self.search)
-            )
+        if min(counts := tuple(vars(self).values())) < 0:
+            raise bad_value("ports", "zero or more of each kind", counts)
 
     @property
     def all(self) -> int:
@@ -123,16 +111,6 @@ def mat_sides_um(
     return np.asarray(width_um + np.maximum(spine_um, rows_wide_um)), np.asarray(height_um)
 
 
-def bank_sides_um(
-    tech: Technology, part: ArrayPartition, width_um: Array, height_um: Array, bits: Array
-) -> tuple[Array, Array]:
-    """Return width and height of a bank: its mats, and the wires of the tree between them."""
-    pitch = tech.wide.pitch_um
-    across = part.mats_across * width_um + bits * pitch * np.log2(part.mats_down)
-    down = part.mats_down * height_um + bits * pitch * np.log2(part.mats_across)
-    return np.asarray(across), np.asarray(down)
-
-
 @dataclass(frozen=True)
 class BankCost:
     """Energy of an access, delay, and leakage and size of the whole bank, by partition."""
@@ -163,43 +141,66 @@ def bank_cost(
     behind the sense amplifiers. ``toggle`` is the share of data wires that charge in an access; bitlines swing
     whatever the data.
     """
+    feature, volts = tech.feature_um, tech.voltage_v
     wide_um, high_um = cell_sides_um(tech, ports)
-    swing_v = bitline_swing_v(tech)
     column_um = wide_um * part.column_mux / ports.reading
     decode = _decoder_cost(tech, part, wide_um, high_um)
-    read, write = _bitline_j(tech, part, high_um, column_um, swing_v)
-    amplifier_f = _amplifier_f(tech, column_um)
-    sensed = part.column / part.column_mux * part.per_mat
-    precharge = _precharge_cost(tech, part, wide_um)
+    # bitlines have half a drain and a length of local wire for every row, then multiplexer and sense amplifier
+    line_f = part.row * (tech.drain_f(ACCESS * feature) / 2.0 + high_um * tech.local.f_per_um())
+    mux_f, iso_f, n_f, p_f = (
+        tech.folded_drain_f(width * feature, column_um) for width in (MUX_WIDTH, SENSE_ISO, SENSE_N, SENSE_P)
+    )
+    latch_f = tech.gate_f((SENSE_N + SENSE_P) * feature) + n_f + p_f
+    behind_f, amplifier_f = 2.0 * iso_f + latch_f + mux_f, latch_f + iso_f + mux_f
+    muxed_f = np.where(part.column_mux > 1, 2.0 * mux_f, 0.0)
+    swing_v = bitline_swing_v(tech)
+    pair_read_j = 2.0 * swing_v * volts * (line_f + muxed_f + behind_f / part.column_mux)  # 2·C·V·ΔV
+    pair_write_j = 2.0 * tech.vdd2 * (line_f + muxed_f)  # 2·C·V²
+    # a cell pulls its bitline down by the swing in 2·τ·ln(V / (V - ΔV)); a latch amplifies that in C/g_m · ln(V/ΔV)
+    cell_ohm = tech.n_resistance_ohm_um * (1.0 / (PULL_DOWN * feature) + 1.0 / (ACCESS * feature))
+    line_ohm = part.row * high_um * tech.local.ohm_per_um()
+    tau_s = cell_ohm * (line_f + 2.0 * mux_f + behind_f) + line_ohm * (line_f / 2.0 + behind_f)
+    inside_s = tau_s * np.log(volts / (volts - swing_v)) * 2.0
+    inside_s += amplifier_f / (SENSE_N * feature / tech.n_resistance_ohm_um) * np.log(volts / swing_v)
+    # a line switches the precharge and equalising transistors of every column
+    column_f = tech.gate_f(13.0 * tech.p_to_n * tech.min_width_um) + wide_um * tech.wide.f_per_um()
+    column_ohm = wide_um * tech.wide.ohm_per_um()
+    precharge = tech.driver_chain(part.column * column_f, part.column * column_ohm).times(part.per_mat)
     leaving = part.mat_bit if not tag_ways else tag_ways / part.active_mats  # of tags only hits leave a mat
-    out = _output_cost(tech, part, high_um, leaving)
+    out = _output_cost(tech, part, high_um).times(leaving)
     compare = _comparator_cost(tech, part, tag_ways)
-    mat_width_um, mat_height_um = mat_sides_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     # energies of one mat
+    sensed = part.column / part.column_mux * part.per_mat
     both_j = decode.energy_j + precharge.energy_j + compare.energy_j
-    read_j = both_j + read * part.column * part.per_mat + amplifier_f * tech.vdd2 * sensed + toggle * out.energy_j
-    write_j = both_j + write * part.mat_bit + toggle * out.energy_j  # data goes in along the way it comes out
+    read_j = both_j + pair_read_j * part.column * part.per_mat + amplifier_f * tech.vdd2 * sensed
+    read_j += toggle * out.energy_j
+    write_j = both_j + pair_write_j * part.mat_bit + toggle * out.energy_j  # data goes in the way it comes out
+    mat_width_um, mat_height_um = mat_sides_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     to, back, into = (
         wire_tree_cost(tech, part, mat_width_um, mat_height_um, bits * share)
         for bits, share in ((address_bit, ports.all), (out_bit, ports.reading), (in_bit, ports.writing))
     )
-    bitline_s = _bitline_s(tech, part, high_um, column_um, swing_v)
-    inside_s = bitline_s + _sense_s(tech, amplifier_f, swing_v)
-    leak_sub_w, leak_gate_w = _cell_leakage_w(tech, ports)
-    cells = part.row * part.column * part.per_mat
-    mats = part.mats_across * part.mats_down
-    around = decode.times(1.0, ports.all) + precharge + out.times(1.0, ports.reading) + compare
-    idle_w = tech.off_a_per_um * SENSE_ENABLE * tech.feature_um * tech.voltage_v * sensed * ports.reading
-    width_um, height_um = bank_sides_um(tech, part, mat_width_um, mat_height_um, address_bit + in_bit + out_bit)
-    return BankCost(
+    # leakage of a cell is that of two inverters and the access transistors of its ports
+    pair_um = (PULL_DOWN + PULL_UP) * feature
+    access_um = ACCESS * feature * ((ports.read_write + ports.write) / 2.0 + ports.read * 0.55)
+    cell_w = tech.leakage_w(pair_um + access_um, (pair_um + ports.read * ACCESS * feature) / 2.0)
+    cells, mats = part.row * part.column * part.per_mat, part.mats_across * part.mats_down
+    around, trees = (
+        decode.times(1.0, ports.all) + precharge + out.times(1.0, ports.reading) + compare,
+        to + back + into,
+    )
+    idle_w = tech.off_a_per_um * SENSE_ENABLE * feature * volts * sensed * ports.reading
+    wires_um = (address_bit + in_bit + out_bit) * tech.wide.pitch_um  # of the tree between the mats
+    found = (
         read_j * part.active_mats + to.energy_j + toggle * back.energy_j,
         write_j * part.active_mats + to.energy_j + toggle * into.energy_j,
         to.delay_s + decode.delay_s + inside_s + out.delay_s + back.delay_s + compare.delay_s,
-        mats * (cells * leak_sub_w + around.subthreshold_w + idle_w) + (to + back + into).subthreshold_w,
-        mats * (cells * leak_gate_w + around.gate_w) + (to + back + into).gate_w,
-        width_um,
-        height_um,
+        mats * (cells * cell_w[0] + around.subthreshold_w + idle_w) + trees.subthreshold_w,
+        mats * (cells * cell_w[1] + around.gate_w) + trees.gate_w,
+        part.mats_across * mat_width_um + wires_um * np.log2(part.mats_down),
+        part.mats_down * mat_height_um + wires_um * np.log2(part.mats_across),
     )
+    return BankCost(*map(np.asarray, found))
 
 
 def wire_tree_cost(
@@ -211,112 +212,38 @@ def wire_tree_cost(
     across, and half of H·(1 - 1/m) down. The wires of every port count as switching, as in McPAT: an access to a
     structure with several ports is one in which all of them work.
     """
-    wire = find_repeated_wire(tech)
+    wire = tech.repeated_wire()
     across = part.mats_across * width_um * (1.0 - 1.0 / part.mats_across)
     down = 0.5 * part.mats_down * height_um * (1.0 - 1.0 / part.mats_down)
     forks = np.log2(part.mats_across * part.mats_down)
     run = wire.cost(across + down, bits)
     node_j = 0.5 * wire.input_f * tech.vdd2 * forks * bits
-    return CircuitCost(run.energy_j + node_j, run.delay_s, run.subthreshold_w, run.gate_w)
+    return run + CircuitCost(node_j)
 
 
 def _decoder_cost(tech: Technology, part: ArrayPartition, wide_um: float, high_um: float) -> CircuitCost:
     """Return the cost of two predecoders of half the address each, the row gates that join them, and the wordline."""
-    line_f = part.column * (
-        2.0 * gate_capacitance_f(tech, ACCESS * tech.feature_um) + wide_um * wire_f_per_um(tech, tech.local)
-    )
-    line_ohm = part.column * wide_um * wire_ohm_per_um(tech.local)
-    row_gate = driver_chain_cost(tech, line_f, line_ohm, inputs=2)
+    line_f = part.column * (2.0 * tech.gate_f(ACCESS * tech.feature_um) + wide_um * tech.local.f_per_um())
+    line_ohm = part.column * wide_um * tech.local.ohm_per_um()
+    row_gate = tech.driver_chain(line_f, line_ohm, inputs=2)
     bits = np.maximum(np.log2(part.row), 1.0)
-    gate_in_f = gate_capacitance_f(tech, tech.min_width_um * (2.0 + tech.p_to_n))
+    gate_in_f = tech.gate_f(tech.min_width_um * (2.0 + tech.p_to_n))
     spine_um = part.per_mat_row * part.row * high_um
-    fan_f = 2.0 ** (bits / 2.0) * part.per_mat * gate_in_f + spine_um * wire_f_per_um(tech, tech.wide)
-    predecode = driver_chain_cost(tech, fan_f, spine_um * wire_ohm_per_um(tech.wide), inputs=3)
-    drivers = driver_chain_cost(tech, 8.0 * gate_in_f).times(0.5 * bits, bits)
+    fan_f = 2.0 ** (bits / 2.0) * part.per_mat * gate_in_f + spine_um * tech.wide.f_per_um()
+    predecode = tech.driver_chain(fan_f, spine_um * tech.wide.ohm_per_um(), inputs=3)
+    drivers = tech.driver_chain(8.0 * gate_in_f).times(0.5 * bits, bits)
     predecoders = predecode.times(2.0, 2.0 * 2.0 ** (bits / 2.0))
     rows = row_gate.times(part.per_mat, part.row * part.per_mat)
-    both = drivers + predecoders + rows
-    return CircuitCost(both.energy_j, both.delay_s, both.subthreshold_w, both.gate_w, rows.area_um2)
+    return replace(drivers + predecoders + rows, area_um2=rows.area_um2)
 
 
-def _bitline_f(tech: Technology, part: ArrayPartition, high_um: float) -> Array:
-    """Return the capacitance of a bitline: half a drain and a length of local wire for every row."""
-    drain = drain_capacitance_f(tech, ACCESS * tech.feature_um) / 2.0
-    return np.asarray(part.row * (drain + high_um * wire_f_per_um(tech, tech.local)))
-
-
-def _column_f(tech: Technology, column_um: Array) -> tuple[Sweepable, Sweepable]:
-    """Return the capacitances of the column multiplexer, and of the sense amplifier's inputs behind it."""
-    mux = drain_capacitance_f(tech, MUX_WIDTH * tech.feature_um, fold_um=column_um)
-    iso = drain_capacitance_f(tech, SENSE_ISO * tech.feature_um, fold_um=column_um)
-    return mux, 2.0 * iso + _latch_f(tech, column_um) + mux
-
-
-def _bitline_j(
-    tech: Technology, part: ArrayPartition, high_um: float, column_um: Array, swing_v: float
-) -> tuple[Array, Array]:
-    """Return the energy of a bitline pair in a read, 2·C·V·ΔV, and in a write, 2·C·V²."""
-    line_f = _bitline_f(tech, part, high_um)
-    mux_f, behind_f = _column_f(tech, column_um)
-    muxed = np.where(part.column_mux > 1, 2.0 * mux_f, 0.0)
-    read_j = 2.0 * swing_v * tech.voltage_v * (line_f + muxed + behind_f / part.column_mux)
-    return np.asarray(read_j), np.asarray(2.0 * tech.vdd2 * (line_f + muxed))
-
-
-def _bitline_s(tech: Technology, part: ArrayPartition, high_um: float, column_um: Array, swing_v: float) -> Array:
-    """Return the time in which a cell pulls its bitline down by the swing, 2·τ·ln(V / (V - ΔV))."""
-    feature = tech.feature_um
-    cell_ohm = tech.n_resistance_ohm_um * (1.0 / (PULL_DOWN * feature) + 1.0 / (ACCESS * feature))
-    line_f = _bitline_f(tech, part, high_um)
-    mux_f, behind_f = _column_f(tech, column_um)
-    line_ohm = part.row * high_um * wire_ohm_per_um(tech.local)
-    tau_s = cell_ohm * (line_f + 2.0 * mux_f + behind_f) + line_ohm * (line_f / 2.0 + behind_f)
-    return np.asarray(tau_s * np.log(tech.voltage_v / (tech.voltage_v - swing_v)) * 2.0)
-
-
-def _latch_f(tech: Technology, column_um: Array) -> Sweepable:
-    feature = tech.feature_um
-    return (
-        gate_capacitance_f(tech, (SENSE_N + SENSE_P) * feature)
-        + drain_capacitance_f(tech, SENSE_N * feature, fold_um=column_um)
-        + drain_capacitance_f(tech, SENSE_P * feature, fold_um=column_um)
-    )
-
-
-def _amplifier_f(tech: Technology, column_um: Array) -> Sweepable:
-    """Return the capacitance that a sense amplifier swings fully: latch, isolation and the multiplexer behind it."""
-    mux = drain_capacitance_f(tech, MUX_WIDTH * tech.feature_um, fold_um=column_um)
-    return _latch_f(tech, column_um) + drain_capacitance_f(tech, SENSE_ISO * tech.feature_um, fold_um=column_um) + mux
-
-
-def _sense_s(tech: Technology, load_f: Sweepable, swing_v: float) -> Array:
-    """Return the time in which a latch amplifies its input to the supply, C/g_m · ln(V/ΔV)."""
-    transconductance = SENSE_N * tech.feature_um / tech.n_resistance_ohm_um
-    return np.asarray(load_f / transconductance * np.log(tech.voltage_v / swing_v))
-
-
-def _precharge_cost(tech: Technology, part: ArrayPartition, wide_um: float) -> CircuitCost:
-    """Return the cost of the line that switches precharge and equalising transistors of every column."""
+def _output_cost(tech: Technology, part: ArrayPartition, high_um: float) -> CircuitCost:
+    """Return the cost of moving a bit of a mat from its sense amplifier through multiplexers down the subarray."""
     min_um = tech.min_width_um
-    column_f = gate_capacitance_f(tech, (2.0 * 6.0 + 1.0) * tech.p_to_n * min_um) + wide_um * wire_f_per_um(
-        tech, tech.wide
-    )
-    line = driver_chain_cost(tech, part.column * column_f, part.column * wide_um * wire_ohm_per_um(tech.wide))
-    return line.times(part.per_mat, part.per_mat)
-
-
-def _output_cost(tech: Technology, part: ArrayPartition, high_um: float, bits: Array) -> CircuitCost:
-    """Return the cost of moving ``bits`` of a mat from sense amplifiers through multiplexers down the subarray."""
-    feature, min_um = tech.feature_um, tech.min_width_um
-    inverter_f = float(
-        gate_capacitance_f(tech, min_um * (1 + tech.p_to_n)) + drain_capacitance_f(tech, min_um) * (1 + tech.p_to_n)
-    )
-    mux_f = drain_capacitance_f(tech, MUX_WIDTH * feature)
-    inside_j = 0.5 * (3.0 * inverter_f + 4.0 * mux_f) * tech.vdd2
-    down = find_repeated_wire(tech).cost(part.row * high_um)
+    inverter_f = tech.gate_f(min_um * (1 + tech.p_to_n)) + tech.drain_f(min_um) * (1 + tech.p_to_n)
+    inside_j = 0.5 * (3.0 * inverter_f + 4.0 * tech.drain_f(MUX_WIDTH * tech.feature_um)) * tech.vdd2
     stage_s = 4.0 * tech.n_resistance_ohm_um / min_um * inverter_f
-    one = CircuitCost(inside_j + down.energy_j, stage_s + down.delay_s, down.subthreshold_w, down.gate_w)
-    return one.times(bits, bits)
+    return CircuitCost(inside_j, delay_s=stage_s) + tech.repeated_wire().cost(part.row * high_um)
 
 
 def _comparator_cost(tech: Technology, part: ArrayPartition, ways: int) -> CircuitCost:
@@ -325,25 +252,10 @@ def _comparator_cost(tech: Technology, part: ArrayPartition, ways: int) -> Circu
         return CircuitCost()
     feature = tech.feature_um
     inverters_um = np.array([20.0, 40.0, 80.0, 150.0]) * feature
-    stages_f = sum((gate_capacitance_f(tech, w) + drain_capacitance_f(tech, w)) for w in inverters_um)
+    stages_f = sum(tech.gate_f(w) + tech.drain_f(w) for w in inverters_um)
     tag_bit = np.maximum(part.column * part.per_mat / ways, 1.0)
-    match_f = tag_bit / 4.0 * 2.0 * drain_capacitance_f(tech, 12.5 * feature, stack=2)
+    match_f = tag_bit / 4.0 * 2.0 * tech.drain_f(12.5 * feature, stack=2)
     energy_j = (0.5 * 4.0 * ways * (stages_f + match_f) + match_f * (ways - 1)) * tech.vdd2
     wide_um = 4.0 * ways * (inverters_um.sum() + 25.0 * feature) / 2.0
     delay_s = 6.0 * tech.n_resistance_ohm_um * (match_f + stages_f / 4.0) / (50.0 * feature)
-    return CircuitCost(
-        energy_j / part.active_mats,
-        delay_s,
-        tech.off_a_per_um * wide_um * tech.voltage_v,
-        tech.gate_leak_a_per_um * wide_um * tech.voltage_v,
-    )
-
-
-def _cell_leakage_w(tech: Technology, ports: ArrayPorts) -> tuple[float, float]:
-    """Return subthreshold and gate leakage of a cell: two inverters and the access transistors of its ports."""
-    feature = tech.feature_um
-    pair_um = (PULL_DOWN + PULL_UP) * feature
-    access_um = ACCESS * feature * ((ports.read_write + ports.write) / 2.0 + ports.read * 0.55)
-    sub_w = tech.off_a_per_um * (pair_um + access_um) * tech.voltage_v
-    gate_w = tech.gate_leak_a_per_um * (pair_um + ports.read * ACCESS * feature) / 2.0 * tech.voltage_v
-    return sub_w, gate_w
+    return CircuitCost(energy_j / part.active_mats, *tech.leakage_w(wide_um, wide_um), delay_s=delay_s)
