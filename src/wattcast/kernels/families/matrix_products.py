@@ -51,6 +51,7 @@ _SPLIT = np.array([1, 2, 4, 8, 16], dtype=np.float64)
 _MULTICAST = {LibraryStyle.HOPPER: 0.5, LibraryStyle.AMPERE: 1.0}  # blocks of a cluster of two share what L2 sends
 _AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold before Hopper
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
+_TF32_REDUCE_CYCLES = 7000.0  # of a split in tf32: another launch, λ_f of the H200's gemm.ampere (3.6 us) at 1.98 GHz
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 _LEAST_STEPS = 4.0  # of one part of a split K
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
@@ -136,11 +137,12 @@ def fastest_tile(
     slim: npt.NDArray[np.bool_],
     whole: npt.NDArray[np.bool_],
     reference: ReferenceChip,
+    reduce_cycles: Array | float = _REDUCE_CYCLES,
 ) -> tuple[Array, Array, Array]:
     """Return the sides of the fastest tile along outputs and tokens, and parts of K.
 
     ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor formats.
-    ``whole`` says where K is never split: on CUDA cores and in convolutions.
+    ``whole`` says where K is never split: on CUDA cores and in convolutions. A split takes ``reduce_cycles`` more.
     """
     one = (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
@@ -151,13 +153,12 @@ def fastest_tile(
     waves = np.ceil(tiles * split / reference.sm_count)
     compute = waves * steps * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
     l2 = _MULTICAST[reference.style] * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
-    reduce = np.where(split > 1, _REDUCE_CYCLES + 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle, 0.0)
-    over = np.where((split > 1) & (steps < _LEAST_STEPS), np.inf, 0.0)
+    partial = 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle
+    reduce = np.where(split > 1, np.broadcast_to(reduce_cycles, b.shape)[one] + partial, 0.0)
     hopper = reference.style is LibraryStyle.HOPPER
-    over = over + np.where(~(slim[one] & hopper) & (np.minimum(side_n, side_m) < 32), np.inf, 0.0)
-    over = over + np.where(not hopper and side_n * side_m > _AMPERE_AREA, np.inf, 0.0)
-    over = over + np.where(whole[one] & (split > 1), np.inf, 0.0)
-    best = np.argmin(np.maximum(compute, l2) + reduce + over, axis=-1)
+    barred = (split > 1) & (whole[one] | (steps < _LEAST_STEPS)) | (not hopper) & (side_n * side_m > _AMPERE_AREA)
+    barred |= ~(slim[one] & hopper) & (np.minimum(side_n, side_m) < 32)
+    best = np.argmin(np.where(barred, np.inf, np.maximum(compute, l2) + reduce), axis=-1)
     return side_n[best], side_m[best], split[best]
 
 
@@ -300,17 +301,12 @@ def _pick_kernels(
 
     def usual() -> list[KernelLabel]:
         simt = np.array([op.dtype in CUDA_CORE_FORMATS for op in ops])
-        sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference)
-        flags = zip(simt, s.aligned > 0, s.odd > 0, s.m, *sides, strict=True)
-        return [
-            KernelLabel(
-                _choose_usual(bool(x), bool(ok), bool(o), float(rows), reference.style),
-                int(n),
-                int(m),
-                bool(split > 1),
-            )
-            for x, ok, o, rows, n, m, split in flags
-        ]
+        reduce_cycles = np.where(s.code == TF32_CODE, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
+        sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles)
+        flags = zip(simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True)
+        kinds = [_choose_usual(*flag, reference.style) for flag in flags]
+        labels = zip(kinds, *sides, strict=True)
+        return [KernelLabel(kind, int(n), int(m), bool(split > 1)) for kind, n, m, split in labels]
 
     return pick_kernels(reference.choice, _name_choosers(ops, s), told.ran, sizes, shape, usual, reference.sm_count)
 
