@@ -61,6 +61,31 @@ def test_writers_of_one_file_use_names_of_their_own(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_pipe_a_link_and_a_private_file_stay_what_they_are(tmp_path: Path) -> None:
+    """``--out /dev/null``, given by root, put a file in the place of the device; links and modes were lost too."""
+    pipe, link, private, fresh = (tmp_path / name for name in ("pipe", "link", "private", "fresh"))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable(pipe)
+    write_whole(pipe, b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+    private.write_bytes(b"old")
+    private.chmod(0o600)
+    link.symlink_to("private")
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert (private.read_bytes(), private.stat().st_mode & 0o777) == (b"new", 0o600)
+    before = os.umask(0o027)
+    try:
+        write_whole(fresh, b"new")
+    finally:
+        os.umask(before)
+    assert fresh.stat().st_mode & 0o777 == 0o640
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link", "private", "fresh"}
+
+
 def test_a_full_disk_leaves_a_journal_as_it_was(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "rows.jsonl"
     append_whole(path, b"{}\n")

@@ -305,7 +305,7 @@ _MOST_BYTE, _MOST_VALUES = 2**28, 2**25  # of a table: a few bytes may claim bil
 
 def read_table(path: Path) -> list[Plain]:
     """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
-    polars = _import_polars()
+    polars = import_polars()
     try:
         with path.open("rb") as stream:
             data = stream.read(_MOST_BYTE)
@@ -332,7 +332,7 @@ def write_table(path: Path, rows: list[Plain]) -> None:
     flat = [
         {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
     ]
-    table = _import_polars().DataFrame(flat, infer_schema_length=None)
+    table = import_polars().DataFrame(flat, infer_schema_length=None)
     plain, checked = io.BytesIO(), io.BytesIO()
     table.write_parquet(plain, compression="zstd", compression_level=15)
     checksum = {_CHECKSUM: _columns_checksum(plain.getvalue())}
@@ -345,11 +345,12 @@ def _columns_checksum(data: bytes) -> str:
     return hashlib.sha256(data[: max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)]).hexdigest()
 
 
-def _import_polars() -> Any:
+def import_polars() -> Any:
+    """Import polars, or say what to install."""
     try:
         import polars
     except ImportError:
-        raise MissingTool("tables need polars, which is not installed. pip install 'wattcast[measure]'") from None
+        raise MissingTool("tables need polars, which is not installed. Install it: pip install polars.") from None
     return polars
 
 

@@ -30,24 +30,35 @@ def replace_whole(path: Path) -> Iterator[Path]:
     """Yield a name of its own beside ``path`` to write to, which takes the place of ``path`` when the block ends.
 
     File and folder are on the disk by then, so that a power cut leaves the old file or the new one. A block that
-    raises leaves the old file.
+    raises leaves the old file. Links are followed and a file keeps its mode. A device or a pipe stays one: what is
+    written goes into it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        os.close(handle)
+        target = Path(os.path.realpath(path))
+        if not _can_be_replaced(target):
+            yield target
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}")
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         try:
-            yield Path(name)
-            with open(name, "rb") as stream:
+            if target.exists():
+                os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
+            yield beside
+            with beside.open("rb") as stream:
                 os.fsync(stream.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
+            os.replace(beside, target)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise CannotWrite(path, error) from error
+
+
+def _can_be_replaced(path: Path) -> bool:
+    """Return False for a device or a pipe: root that said ``--out /dev/null`` had no /dev/null any more."""
+    return not path.exists() or path.is_file() or path.is_dir()
 
 
 def append_whole(path: Path, data: bytes) -> None:
@@ -59,10 +70,8 @@ def append_whole(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as stream:
             length = stream.seek(0, os.SEEK_END)
-            torn = False
-            if length:
-                stream.seek(-1, os.SEEK_END)
-                torn = stream.read(1) != b"\n"
+            stream.seek(max(length - 1, 0))
+            torn = stream.read(1) not in (b"", b"\n")
             view = memoryview(b"\n" + data if torn else data)
             try:
                 while view:
@@ -140,11 +149,12 @@ def sync_folder(folder: Path) -> None:
 def check_writable(path: Path) -> None:
     """Raise, before long work begins, where its result could not be written to ``path``; makes the folder."""
     try:
-        if path.is_dir():
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if _can_be_replaced(target):
+            tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
         raise CannotWrite(path, error) from error
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from wattcast.core import units
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import BadInput, MissingTool, bad_unit, bad_value, check_names, clip_text, nearest_names
+from wattcast.core.errors import BadInput, bad_unit, bad_value, check_names, clip_text, nearest_names
+from wattcast.core.measured_rows import import_polars
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
 
@@ -287,10 +288,7 @@ class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_counter_table(path: Path, columns: Path) -> CounterTable:
     """Read the table at ``path``, CSV or Parquet, with the column map at ``columns``."""
-    try:
-        import polars as pl
-    except ImportError:
-        raise MissingTool("reading tables needs polars. Install it: pip install 'wattcast[fit]'.") from None
+    pl = import_polars()
     data = read_bytes(path)
     try:
         is_parquet = path.suffix.lower() == ".parquet"

@@ -32,6 +32,7 @@ import numpy.typing as npt
 from wattcast import __version__
 from wattcast.core import arrays
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, WattcastError, bad_value, unknown_name
+from wattcast.core.measured_rows import import_polars
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.whole_files import replace_whole, write_whole
@@ -141,15 +142,6 @@ def encode_parquet(columns: Mapping[str, npt.NDArray[Any]], compression: str = "
     level = 1 if compression == "zstd" else None
     import_polars().DataFrame(dict(columns)).write_parquet(buffer, compression=compression, compression_level=level)
     return buffer.getvalue()
-
-
-def import_polars() -> Any:
-    """Import polars, or say what to install."""
-    try:
-        import polars as library
-    except ImportError:
-        raise MissingTool("tables need polars. Install it: pip install 'wattcast[explore]'.") from None
-    return library
 
 
 def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.errors import BadInput, MissingTool, UnknownName, bad_value
+from wattcast.core.errors import BadInput, UnknownName, bad_value
+from wattcast.core.measured_rows import import_polars
 from wattcast.core.units import Dtype
 from wattcast.fit.kernel_rows import ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
 from wattcast.hardware import Gpu, load_gpu
@@ -223,14 +224,12 @@ def _identify_table(path: Path, given: Path) -> TableFile | None:
 
 
 def _scan_table(path: Path) -> pl.LazyFrame:
+    polars = import_polars()
     try:
-        import polars as pl
-    except ImportError:
-        raise MissingTool("reading tables needs polars. Install it: pip install 'wattcast[fit]'.") from None
-    try:
-        frame = pl.scan_parquet(path) if path.suffix == ".parquet" else pl.scan_csv(path, infer_schema_length=1000)
+        csv = path.suffix != ".parquet"
+        frame: pl.LazyFrame = polars.scan_csv(path, infer_schema_length=1000) if csv else polars.scan_parquet(path)
         frame.collect_schema()
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (polars.exceptions.PolarsError, OSError) as error:
         raise bad_value(str(path), "a table as CSV or Parquet", str(error).splitlines()[0]) from None
     return frame
 
