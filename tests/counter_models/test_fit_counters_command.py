@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 import yaml
 from made_tables import activity_of, made_table, truth
 from numpy.testing import assert_allclose
 
-from wattcast.cli.fit_commands import fit_counters_command
+from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.counter_models import counter_figures
@@ -66,10 +65,8 @@ def result() -> CounterFit:
 
 def run(*argv: object) -> tuple[str, str]:
     """The command as ``wattcast lab fit counters`` will call it; errors pass through, as they do to ``main``."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(fit_counters_command)
     env = Environment(io.StringIO(), io.StringIO())
-    typer.main.get_command(app).main([str(a) for a in argv], standalone_mode=False, obj=env)
+    build_command("lab fit counters").main([str(a) for a in argv], standalone_mode=False, obj=env)
     return env.stdout.getvalue(), env.stderr.getvalue()
 
 

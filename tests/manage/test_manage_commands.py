@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from wattcast.cli import fit_commands
+from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, ExitCode
 from wattcast.manage import hd7970, policy_comparison, sensitivity_model
@@ -246,10 +245,8 @@ def test_figures_are_saved(call: Any, table: str, tmp_path: Path) -> None:
 
 
 def fit_command(*arguments: str) -> tuple[str, str]:
-    app = typer.Typer()
-    app.command()(fit_commands.fit_sensitivity)
     env = Environment(io.StringIO(), io.StringIO(), {})
-    typer.main.get_command(app).main(list(arguments), standalone_mode=False, obj=env)
+    build_command("lab sensitivity").main(list(arguments), standalone_mode=False, obj=env)
     return env.stdout.getvalue(), env.stderr.getvalue()
 
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from standin import StandIn, undisturbed
-from wattcast.cli.measure_commands import measure_app
+from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import Provenance
@@ -53,7 +53,7 @@ def files(tmp_path: Path) -> SimpleNamespace:
 def command_line(*arguments: str) -> str:
     env = Environment(io.StringIO(), io.StringIO())
     try:
-        code = typer.main.get_command(measure_app).main(list(arguments), standalone_mode=False, obj=env)
+        code = build_command("measure").main(list(arguments), standalone_mode=False, obj=env)
     except typer.Exit as ended:
         code = ended.exit_code
     assert not code

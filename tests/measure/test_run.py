@@ -19,7 +19,7 @@ import typer
 
 import wattcast
 from standin import StandIn, undisturbed
-from wattcast.cli.measure_commands import measure_app
+from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
@@ -33,7 +33,7 @@ def command_line(*arguments: str) -> tuple[int, str, str]:
     """``wattcast measure ...`` as the command line calls it."""
     env = Environment(io.StringIO(), io.StringIO())
     try:
-        code = typer.main.get_command(measure_app).main(list(arguments), standalone_mode=False, obj=env)
+        code = build_command("measure").main(list(arguments), standalone_mode=False, obj=env)
     except typer.Exit as ended:
         code = ended.exit_code
     return int(code or 0), env.stdout.getvalue(), env.stderr.getvalue()
@@ -297,5 +297,5 @@ def test_a_comparison_that_fails_leaves_the_measurement_printed(standin: StandIn
     env = Environment(io.StringIO(), io.StringIO())
     words = ["run", "--source", "nvml", "--against", str(prediction), "--json", "--", "sleep", "0.2"]
     with pytest.raises(Refused, match="nothing to compare"):
-        typer.main.get_command(measure_app).main(words, standalone_mode=False, obj=env)
+        build_command("measure").main(words, standalone_mode=False, obj=env)
     assert json.loads(env.stdout.getvalue())["duration_s"] > 0.1

@@ -4,67 +4,54 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
 
 from wattcast import __version__
-from wattcast.cli.shared_options import FIGURES, Environment, Json, option, save_plot, takes_options
+from wattcast.cli.shared_options import CommandOutput, Environment, command
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
 
 
-@takes_options({name: FIGURES[name] for name in ("plot", "figures", "format")})
+@command("lab validate")
 def validate(
-    ctx: typer.Context,
-    as_json: Json = False,
-    refit: Annotated[bool, option("Repeat the cross-validation instead of reading its results.", "--refit")] = False,
-    ablations: Annotated[
-        bool, option("Also published sets that take minutes; results are kept for the next call.", "--ablations")
-    ] = False,
-    again: Annotated[bool, option("With --ablations: even where results were kept.", "--again")] = False,
-    write: Annotated[str, option("Write the ledger as a page, such as docs/accuracy.md.", "--write")] = "",
-    quantity: Annotated[str, option("What --plot draws: latency|power|clock.", "--quantity")] = "latency",
-    **options: Any,
-) -> None:
+    env: Environment,
+    refit: bool = False,
+    ablations: bool = False,
+    again: bool = False,
+    write: str = "",
+    quantity: str = "latency",
+    plot: Path | None = None,
+    figures: Path | None = None,
+    format: str = "png",
+) -> CommandOutput:
     """Print held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
+    from wattcast.validate.ledger import draw_held_out, save_ledger_figures
 
-    env = ctx.obj if isinstance(ctx.obj, Environment) else Environment()
     if quantity not in ("latency", "power", "clock"):
         raise bad_value("--quantity", "latency, power or clock", quantity)
     rows = build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), ledger_to_markdown(rows).encode())
-    if options["figures"] is not None:
-        from wattcast.validate.ledger import save_ledger_figures
-
-        for path in save_ledger_figures(options["figures"], ending=options["format"]):
-            env.say(f"figure saved: {path}")
-    if options["plot"] is not None:
-        from wattcast.validate.ledger import draw_held_out
-
-        save_plot(env, draw_held_out(quantity), options["plot"])
-    typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else format_ledger(rows))
+    for path in save_ledger_figures(figures, ending=format) if figures is not None else ():
+        env.say(f"figure saved: {path}")
+    if plot is not None:
+        env.save_plot(draw_held_out(quantity), plot)
+    return CommandOutput({"rows": rows}, format_ledger(rows))
 
 
-def doctor(ctx: typer.Context, json: Json = False) -> None:
+@command("doctor")
+def doctor(env: Environment) -> CommandOutput:
     """Look at this machine: libraries, data, devices; say what works and how to get the rest."""
-    env: Environment = ctx.obj
-    checks = examine_machine(env.variables)
-    if json:
-        env.json({"checks": [vars(check) for check in checks]})
-        return
     from wattcast.report.text_tables import print_rows
 
+    checks = examine_machine(env.variables)
     rows = [
         vars(check)
         | {"name": ("ok   " if check.ok else "--   ") + check.name}
@@ -72,7 +59,8 @@ def doctor(ctx: typer.Context, json: Json = False) -> None:
         for check in checks
     ]
     columns = {"name": "", "found": "found", "purpose": "what it is for"}
-    print_rows(env.console(), rows, columns, left=tuple(columns))
+    plain = {"checks": [vars(check) for check in checks]}
+    return CommandOutput(plain, lambda console: print_rows(console, rows, columns, left=tuple(columns)))
 
 
 @dataclass(frozen=True)

@@ -2,149 +2,96 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from wattcast.cli.component_commands import fit_component
-from wattcast.cli.shared_options import (
-    FIGURES,
-    Environment,
-    FigureOptions,
-    Json,
-    argument,
-    folded,
-    option,
-    takes_options,
-)
+from wattcast.cli.component_commands import fit_component as fit_component
+from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, parse_factors
 from wattcast.core.errors import BadInput, bad_value, resolve_name
 from wattcast.core.units import parse, show
-from wattcast.counter_models.two_rails import (
-    RailsFit,
-    fit_rails,
-    format_event_cost,
-    make_saved_rails,
-    rails_fit_to_plain,
-)
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from wattcast.counter_models.counter_fit import CounterFit
+    from wattcast.counter_models.counter_table import CounterTable
     from wattcast.counter_models.fit_diagnostics import FittedCost
+    from wattcast.counter_models.two_rails import RailsFit
     from wattcast.fit.calibration import Calibration
     from wattcast.fit.table_fit import TableCalibration
+    from wattcast.power.power_model import SavedModel
 
-fit_app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fit models to measurements.")
 TABLE_FORMS = ("table", "gpmtool", "dcgm")
 
 
-_method = folded("How it is fitted")
-_programs = folded("Programs never trained on")
-
-
-@fit_app.callback()
-def _fit() -> None:
-    """Fit models to measurements."""
-
-
-@fit_app.command("kernels")
+@command("lab fit kernels")
 def fit_kernels(
-    database: str = typer.Argument(..., help="A kernel database: its folder, its rows.parquet, or a shipped name."),
-    gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU it was measured on."),
-    out: str = typer.Option(".", "--out", help="Folder for bundle.yaml, arrays.npz and out_of_fold.parquet."),
-    inherit: bool | None = typer.Option(
-        None,
-        "--inherit/--alone",
-        help="Move the card's forecast by the rows, or fit from nothing; default: inherit below 1000 burst rows.",
-    ),
-    leave_out: bool = typer.Option(
-        False,
-        "--leave-out",
-        help="Learn anew how far intervals reach for what was never measured: fifteen more fits, minutes.",
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print the held-out ledger as JSON."),
-) -> None:
+    env: Environment,
+    database: str,
+    gpu: str,
+    out: Path = Path(),
+    inherit: bool | None = None,
+    leave_out: bool = False,
+) -> CommandOutput:
     """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.fit.database_fit import fit_kernel_database, write_fit
     from wattcast.validate import format_ledger, kernel_rows
 
-    bundle, held = fit_kernel_database(database, gpu, lambda text: typer.echo(text, err=True), inherit, leave_out)
-    write_fit(bundle, held, Path(out))
+    bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
+    write_fit(bundle, held, out)
     rows = kernel_rows(held, gpu)
-    typer.echo(json.dumps({"rows": rows}, indent=1) if as_json else format_ledger(rows))
-    typer.echo(f"{Path(out) / 'bundle.yaml'} written", err=True)
+    return CommandOutput({"rows": rows}, format_ledger(rows), notes=[f"{out / 'bundle.yaml'} written"])
 
 
-@fit_app.command("engine")
-def fit_engine(
-    database: str = typer.Argument(
-        ..., help="Rows of an engine's kernels: a folder, its rows.parquet, or h200/engine."
-    ),
-    gpu: str = typer.Option(..., "--gpu", help="The catalogue GPU they were measured on."),
-    out: str = typer.Option(".", "--out", help="Folder for bundle.yaml and arrays.npz."),
-    bundle: str = typer.Option("", "--bundle", help="Folder to start from, in place of the shipped one."),
-) -> None:
+@command("lab fit engine")
+def fit_engine(env: Environment, database: str, gpu: str, out: Path = Path(), bundle: Path | None = None) -> None:
     """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
     from wattcast.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
-    found = fit_engine_database(
-        database, gpu, Path(bundle) if bundle else None, lambda text: typer.echo(text, err=True)
-    )
-    write_bundle(found, Path(out) / "bundle.yaml")
-    typer.echo(f"{Path(out) / 'bundle.yaml'} written: {found.provenance.note}", err=True)
+    found = fit_engine_database(database, gpu, bundle, env.say)
+    write_bundle(found, out / "bundle.yaml")
+    env.say(f"{out / 'bundle.yaml'} written: {found.provenance.note}")
 
 
-def fit_host(
-    ctx: typer.Context,
-    database: Annotated[
-        str, argument("Whole-model rows: a database, models.parquet, journals, or a CSV of your own.")
-    ],
-    gpu: Annotated[str, option("The catalogue GPU they were measured on.")],
-    out: Annotated[Path | None, option("Folder for the GPU's bundle with this launch cost.")] = None,
-    json: Json = False,
-) -> None:
+@command("lab fit host")
+def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None) -> CommandOutput:
     """Fit what issuing an operator costs the host, from rows launched eagerly.
 
     Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
     """
-    from dataclasses import asdict
-
     from wattcast import hardware
     from wattcast.fit.whole_models import fit_host_database, with_launch_cost
     from wattcast.predictor.bundle import bundle_for
     from wattcast.predictor.bundle.calibrated import save_bundle
     from wattcast.report.text_tables import print_rows
 
-    env: Environment = ctx.obj
     found = fit_host_database(database, gpu)
     if out is not None:
         bundle = with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s)
         env.say(f"bundle saved: {save_bundle(bundle, out)}")
     errors = {name: found.error(f"{name}_s") for name in ("predicted", "default", "left_out")}
-    if json:
-        env.json({"host_s": found.host_s, "error": errors, "rows": [asdict(row) for row in found.rows]})
-        return
-    columns = {"name": "workload", "operators": "operators", "latency_s": "measured", "predicted_s": "fitted"}
-    columns |= {"default_s": "default", "host_s": "asks for"}
-    rows = [asdict(row) | ({"host_s": "GPU-bound"} if row.host_s is None else {}) for row in found.rows]
-    print_rows(env.console(), rows, columns)
-    env.stdout.write(
-        f"{show(found.host_s, 's', 3)} an operator (use: --host-launch {found.host_s * 1e6:.3g}us); mean error "
-        f"{errors['predicted']:.1%}, model left out {errors['left_out']:.1%}, with the default "
-        f"{show(found.default_s, 's', 3)} {errors['default']:.1%}\n"
-    )
+    plain = [asdict(row) for row in found.rows]
+
+    def print_text(console: Console) -> None:
+        columns = {"name": "workload", "operators": "operators", "latency_s": "measured", "predicted_s": "fitted"}
+        columns |= {"default_s": "default", "host_s": "asks for"}
+        rows = [row | ({"host_s": "GPU-bound"} if row["host_s"] is None else {}) for row in plain]
+        print_rows(console, rows, columns)
+        env.stdout.write(
+            f"{show(found.host_s, 's', 3)} an operator (use: --host-launch {found.host_s * 1e6:.3g}us); mean error "
+            f"{errors['predicted']:.1%}, model left out {errors['left_out']:.1%}, with the default "
+            f"{show(found.default_s, 's', 3)} {errors['default']:.1%}\n"
+        )
+
+    return CommandOutput({"host_s": found.host_s, "error": errors, "rows": plain}, print_text)
 
 
-def fit_sensitivity(
-    ctx: typer.Context,
-    table: Annotated[Path, argument("CSV of kernels over settings with counters.")],
-    out: Annotated[Path | None, option("Save the model as YAML.")] = None,
-    name: Annotated[str | None, option("Name of the model; default: the table's.")] = None,
-    json: Json = False,
-) -> None:
+@command("lab sensitivity")
+def fit_sensitivity(env: Environment, table: Path, out: Path | None = None, name: str | None = None) -> CommandOutput:
     """Fit predictors of compute and bandwidth sensitivity to counters, as paper 004 does.
 
     Example: wattcast manage simulate --export table.csv && wattcast lab sensitivity table.csv --out model.yaml
@@ -153,7 +100,6 @@ def fit_sensitivity(
 
     from wattcast.manage import sensitivity_model
 
-    env: Environment = ctx.obj
     data = sensitivity_model.read_sensitivity_table(table)
     source = f"fitted by Wattcast to {table.name}, {len(data.kernels)} kernels"
     fitted = sensitivity_model.fit_sensitivity(
@@ -162,7 +108,7 @@ def fit_sensitivity(
     if out is not None:
         sensitivity_model.write_sensitivity_model(fitted.model, out)
         env.say(f"model saved: {out}")
-    result = {
+    plain = {
         "model": msgspec.to_builtins(fitted.model),
         "kernels": fitted.rows,
         "error": dict(fitted.error),
@@ -170,42 +116,25 @@ def fit_sensitivity(
         "correlation": dict(fitted.correlation),
         "published": {"error": {"compute": 0.0571, "bandwidth": 0.0303}, "source": "paper 004, section 7.2"},
     }
-    if json:
-        env.json(result)
-        return
-    for which, side in (("compute", fitted.model.compute), ("bandwidth", fitted.model.bandwidth)):
-        env.console().print(
-            f"{which}: error {fitted.error[which]:.2%}, applications left out in turn "
-            f"{fitted.left_out_error[which]:.2%}, correlation {fitted.correlation[which]:.2f}; "
-            f"counters {', '.join(side.coefficients)}"
-        )
+    lines = (
+        f"{which}: error {fitted.error[which]:.2%}, applications left out in turn "
+        f"{fitted.left_out_error[which]:.2%}, correlation {fitted.correlation[which]:.2f}; "
+        f"counters {', '.join(side.coefficients)}"
+        for which, side in (("compute", fitted.model.compute), ("bandwidth", fitted.model.bandwidth))
+    )
+    return CommandOutput(plain, "\n".join(lines))
 
 
+@command("calibrate")
 def calibrate(
-    ctx: typer.Context,
-    gpu: Annotated[str, option("Catalogue name (`wattcast gpus`) or your own YAML file.")],
-    file: Annotated[
-        Path | None,
-        argument(
-            "CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz."
-        ),
-    ] = None,
-    table: Annotated[
-        list[Path] | None,
-        option(
-            "Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of "
-            "kernel rows of your own; may be repeated."
-        ),
-    ] = None,
-    check: Annotated[
-        bool, option("With --table: compare the GPU's bundle with all rows and fit nothing.", "--check")
-    ] = False,
-    out: Annotated[Path | None, option("Folder for the bundle; default: calibrated/GPU.")] = None,
-    factor: Annotated[
-        list[str] | None, option("Your own efficiency factor to start from, such as dram_energy=1.2.")
-    ] = None,
-    json: Json = False,
-) -> None:
+    env: Environment,
+    gpu: str,
+    file: Path | None = None,
+    table: list[Path] | None = None,
+    check: bool = False,
+    out: Path | None = None,
+    factor: list[str] | None = None,
+) -> CommandOutput:
     """Adjust a GPU's forecast to measurements: of whole models (FILE), or of kernels (--table).
 
     Whole models move launch cost, efficiencies, energy scale and idle offset: as many as the rows support. Kernel
@@ -215,52 +144,37 @@ def calibrate(
 
     Example: wattcast calibrate --gpu l40s --table tables/l40s
     """
-    if (file is None) == (not table):
+    if file is not None and not table:
+        from wattcast.fit import calibration_rows
+        from wattcast.predictor.api import find_gpu
+
+        chip = find_gpu(gpu)
+        folder = out or Path("calibrated") / chip.name
+        moved = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor or []))
+        saved = f"{moved.bundle.gpu} saved in {folder}; use it with --bundle {folder}"
+        plain = _calibration_to_plain(moved, chip.name, folder)
+        return CommandOutput(plain, lambda console: _print_calibration(console, moved, chip.name), notes=[saved])
+    if file is not None or not table:
         raise BadInput("calibrate takes one of two: FILE with whole models, or --table with kernel tables.")
-    if table:
-        _calibrate_on_tables(ctx.obj, table, gpu, out, check, json)
-        return
-    assert file is not None, "checked above"
-    from wattcast.cli.shared_options import parse_factors
-    from wattcast.fit import calibration_rows
-    from wattcast.predictor.api import find_gpu
-
-    env: Environment = ctx.obj
-    chip = find_gpu(gpu)
-    folder = out or Path("calibrated") / chip.name
-    found = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor or []))
-    if json:
-        env.json(_calibration_to_plain(found, chip.name, folder))
-    else:
-        _print_calibration(env, found, chip.name)
-    env.say(f"{found.bundle.gpu} saved in {folder}; use it with --bundle {folder}")
-
-
-def _calibrate_on_tables(
-    env: Environment, tables: list[Path], gpu: str, out: Path | None, check: bool, json: bool
-) -> None:
     from wattcast.fit import table_fit
     from wattcast.predictor.bundle.calibrated import save_bundle
 
-    found = table_fit.check_tables(tables, gpu) if check else table_fit.calibrate_tables(tables, gpu, env.say)
-    folder = out or Path("calibrated") / found.bundle.gpu
-    saved = None if check else save_bundle(found.bundle, folder)
-    if json:
-        plain = {"gpu": found.bundle.gpu, "rows": found.fitted, "held_out": found.held_out}
-        plain |= {"errors_percent": [vars(e) for e in found.errors], "notes": list(found.notes)}
-        env.json(plain if saved is None else plain | {"bundle": str(folder)})
-    else:
-        _print_table_errors(env, found)
-    if saved is not None:
-        env.say(f"{saved} written; use it with --bundle {folder}")
+    found = table_fit.check_tables(table, gpu) if check else table_fit.calibrate_tables(table, gpu, env.say)
+    plain = {"gpu": found.bundle.gpu, "rows": found.fitted, "held_out": found.held_out}
+    plain |= {"errors_percent": [vars(e) for e in found.errors], "notes": list(found.notes)}
+    notes = []
+    if not check:
+        folder = out or Path("calibrated") / found.bundle.gpu
+        notes.append(f"{save_bundle(found.bundle, folder)} written; use it with --bundle {folder}")
+        plain["bundle"] = str(folder)
+    return CommandOutput(plain, lambda console: _print_table_errors(console, found), notes=notes)
 
 
-def _print_table_errors(env: Environment, found: TableCalibration) -> None:
+def _print_table_errors(console: Console, found: TableCalibration) -> None:
     from rich.markup import escape
 
     from wattcast.report.text_tables import print_notes, print_rows
 
-    console = env.console()
     heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
     console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading}", highlight=False)
     columns = {"what": "mean error", "engine": "engine", "band": "latency", "rows": "rows", "forecast": "forecast"}
@@ -283,12 +197,11 @@ def _calibration_to_plain(found: Calibration, gpu: str, folder: Path) -> dict[st
     }
 
 
-def _print_calibration(env: Environment, found: Calibration, gpu: str) -> None:
+def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
     from rich.markup import escape
 
     from wattcast.report.text_tables import new_table
 
-    console = env.console()
     console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}", highlight=False)
     learned = new_table("learned", "value", "90% interval", "surer than before by")
     for item in found.learned:
@@ -306,59 +219,34 @@ def _print_calibration(env: Environment, found: Calibration, gpu: str) -> None:
         console.print(f"  - {escape(note)}", style="dim", highlight=False)
 
 
-@takes_options(FIGURES)
+@command("lab fit counters", FIGURES)
 def fit_counters_command(
-    ctx: typer.Context,
-    table: Annotated[Path, argument("CSV or Parquet of counters and watts.")],
-    columns: Annotated[
-        Path | None, option("YAML map of the table's columns, or the name of one that ships, such as h200.")
-    ] = None,
-    form: Annotated[
-        str, option("table; gpmtool for files like micro_gtxtitanx.csv; dcgm for logs of dcgmi dmon.")
-    ] = "table",
-    estimator: Annotated[str, _method("nnls (non-negative), ols (ordinary) or huber (robust nnls).")] = "nnls",
-    model: Annotated[
-        list[str] | None, _method("Kinds: rate, linear_with_clocks, switched_capacitance, hybrid_rail.")
-    ] = None,
-    folds: Annotated[int, _method("Parts of benchmarks to hold out; 0 leaves one out at a time.", min=0)] = 0,
-    clusters: Annotated[int, _method("Clusters of similar work; 0: as many as predictors.", min=0)] = 0,
-    offset: Annotated[
-        list[str] | None, _method("Memory clock at which power is off the line: 204MHz; repeatable.")
-    ] = None,
-    advice: Annotated[bool, option("Say how many clocks are needed and what to measure next.")] = True,
-    name: Annotated[str | None, option("Name of the saved model; default: the table's.")] = None,
-    device: Annotated[str, option("The device that was measured, for the saved model.")] = "",
-    predict: Annotated[
-        Path | None, _programs("Their utilisations (gpmtool form, no watts), with --json or --measured.")
-    ] = None,
-    measured: Annotated[
-        Path | None, _programs("With --predict: their watts by clock (names, then rows of MHz, MHz, ms, W).")
-    ] = None,
-    out: Annotated[Path | None, option("Save the model as YAML.")] = None,
-    json: Json = False,
-    **options: Any,
-) -> None:
+    env: Environment,
+    table: Path,
+    columns: Path | None = None,
+    form: str = "table",
+    estimator: str = "nnls",
+    model: list[str] | None = None,
+    folds: int = 0,
+    clusters: int = 0,
+    offset: list[str] | None = None,
+    advice: bool = True,
+    name: str | None = None,
+    device: str = "",
+    predict: Path | None = None,
+    measured: Path | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> CommandOutput:
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
 
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
     """
-    from wattcast.counter_models.counter_fit import (
-        CounterFitOptions,
-        counter_fit_to_plain,
-        fit_counters,
-        make_saved_model,
-        predict_applications,
-        predict_programs,
-        read_counter_tables,
-    )
-    from wattcast.counter_models.gpmtool_files import read_applications, read_measured_programs
+    from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files
     from wattcast.counter_models.model_selection import CostEstimator
     from wattcast.counter_models.rail_terms import CounterModelKind
-    from wattcast.power.power_model import save_model
 
-    env: Environment = ctx.obj
-    drawn = FigureOptions(*(options[name] for name in FIGURES))
     form = resolve_name("form", form, TABLE_FORMS)
     if form == "table" and columns is None:
         raise bad_value("--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool.")
@@ -370,9 +258,12 @@ def fit_counters_command(
     by = CostEstimator(resolve_name("estimator", estimator, list(CostEstimator)))
     kinds = tuple(CounterModelKind(resolve_name("model kind", kind, list(CounterModelKind))) for kind in model or [])
     offset_hz = tuple(parse(text, "Hz", "--offset") for text in offset or ())
-    asked = CounterFitOptions(by, kinds or tuple(CounterModelKind), folds, clusters, advice, offset_hz=offset_hz)
-    tables = read_counter_tables(table, form, columns)
-    if next(iter(tables.values())).rail_w:
+    asked = counter_fit.CounterFitOptions(
+        by, kinds or tuple(CounterModelKind), folds, clusters, advice, offset_hz=offset_hz
+    )
+    tables = counter_fit.read_counter_tables(table, form, columns)
+    first, name = next(iter(tables.values())), name or table.stem
+    if first.rail_w:
         if estimator != "nnls" or model or folds or clusters or offset:
             raise bad_value(
                 "--estimator, --model, --folds, --clusters, --offset",
@@ -380,44 +271,47 @@ def fit_counters_command(
                 "some",
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
-        rails = fit_rails(next(iter(tables.values())))
-        if out is not None:
-            save_model(make_saved_rails(rails, name or table.stem, device), out)
-            env.say(f"model saved: {out}")
-        if drawn.any:
-            from wattcast.counter_models.counter_figures import make_rails_figures
-
-            drawn.save(env, make_rails_figures(rails, device))
-        if json:
-            env.json(rails_fit_to_plain(rails))
-        else:
-            _print_rails(env, rails)
-        return
-    programs = read_applications(predict) if predict is not None else None
-    watts = read_measured_programs(measured) if measured is not None else None
-    result = fit_counters(tables, asked, env.say)
+        return _fit_rails(env, first, name, device, out)
+    programs = gpmtool_files.read_applications(predict) if predict is not None else None
+    watts = gpmtool_files.read_measured_programs(measured) if measured is not None else None
+    result = counter_fit.fit_counters(tables, asked, env.say)
     if programs is not None and watts is not None:
-        result = predict_programs(result, programs, watts)
-    if out is not None:
-        save_model(make_saved_model(result, name or table.stem, device), out)
+        result = counter_fit.predict_programs(result, programs, watts)
+    _save_model(env, counter_fit.make_saved_model(result, name, device) if out else None, out)
+
+    def make_plain() -> dict[str, Any]:
+        predictions = counter_fit.predict_applications(result, programs) if programs is not None else []
+        return counter_fit.counter_fit_to_plain(result) | {"predictions": predictions}
+
+    text, figures = partial(_print_fit, result=result), partial(counter_figures.make_counter_figures, result)
+    return CommandOutput(make_plain, text, figures=figures)
+
+
+def _fit_rails(env: Environment, table: CounterTable, name: str, device: str, out: Path | None) -> CommandOutput:
+    """Fit a table with a rail that was measured by itself."""
+    from wattcast.counter_models import counter_figures, two_rails
+
+    rails = two_rails.fit_rails(table)
+    _save_model(env, two_rails.make_saved_rails(rails, name, device) if out else None, out)
+    plain = two_rails.rails_fit_to_plain(rails)
+    text = partial(_print_rails, result=rails, plain=plain)
+    return CommandOutput(plain, text, figures=partial(counter_figures.make_rails_figures, rails, device))
+
+
+def _save_model(env: Environment, model: SavedModel | None, out: Path | None) -> None:
+    from wattcast.power.power_model import save_model
+
+    if model is not None and out is not None:
+        save_model(model, out)
         env.say(f"model saved: {out}")
-    if drawn.any:
-        from wattcast.counter_models.counter_figures import make_counter_figures
-
-        drawn.save(env, make_counter_figures(result))
-    if json:
-        predictions = predict_applications(result, programs) if programs is not None else []
-        env.json(counter_fit_to_plain(result) | {"predictions": predictions})
-        return
-    _print_fit(env, result)
 
 
-def _print_fit(env: Environment, result: CounterFit) -> None:
+def _print_fit(console: Console, result: CounterFit) -> None:
     from wattcast.counter_models.counter_fit import main_model_kind
     from wattcast.counter_models.fit_diagnostics import smallest_sufficient_clocks
     from wattcast.report.text_tables import new_table
 
-    console, main = env.console(), main_model_kind(result)
+    main = main_model_kind(result)
     tested = result.tested
     heads = ("model", "fitted", "unseen benchmark", "default known", "unseen cluster", "unseen group")
     errors = new_table(*heads, *(["never trained on"] if tested else []), title="Error, %")
@@ -435,7 +329,7 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
             each.add_row(row[0], str(row[1]), *(f"{value:.1f}" for value in row[2:]))
         console.print(each)
     shown = [f"{c.value:.4g}" for c in main.diagnosis.coefficients]
-    _print_costs(env, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
+    _print_costs(console, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
     for rail in (rail for rail in result.rails if rail.clock_hz.size > 1):
         curve = ", ".join(f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True))
         console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}", highlight=False)
@@ -456,22 +350,22 @@ def _print_fit(env: Environment, result: CounterFit) -> None:
         console.print(f"  - {words}", style="dim", highlight=False, markup=False)
 
 
-def _print_costs(env: Environment, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
+def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
     from wattcast.report.text_tables import new_table
 
     table = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title=title)
     for c, value in zip(costs, shown, strict=True):
         interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
         table.add_row(c.name, value, interval, f"{c.largest_w:.1f}", f"{c.vif:.1f}" if c.vif else "-")
-    env.console().print(table)
+    console.print(table)
 
 
-def _print_rails(env: Environment, result: RailsFit) -> None:
+def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> None:
+    from wattcast.counter_models.two_rails import format_event_cost
     from wattcast.report.text_tables import new_table
 
-    console, plain = env.console(), rails_fit_to_plain(result)
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
-    _print_costs(env, "Costs at relative voltage 1", result.coefficients, shown)
+    _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)
     others = plain["other_kinds"]
     errors = new_table("rows", "n", "two rails", *(kind.split("_")[0] for kind in others), title="Error, %")
     for what, n, error in plain["errors"]:
@@ -487,8 +381,3 @@ def _print_rails(env: Environment, result: RailsFit) -> None:
     console.print(f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials}).")
     for words in result.warnings:
         console.print(f"  - {words}", style="dim", highlight=False, markup=False)
-
-
-fit_app.command("counters")(fit_counters_command)
-fit_app.command("component")(fit_component)
-fit_app.command("host")(fit_host)

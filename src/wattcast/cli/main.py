@@ -20,53 +20,68 @@ import typer
 from typer.core import TyperGroup
 
 from wattcast import __version__
-from wattcast.cli.shared_options import Environment
+from wattcast.cli.shared_options import DECLARED, Environment, read_help
 from wattcast.core.errors import ExitCode, WattcastError, unknown_name
 
-# verb -> module below wattcast.cli, and the typer.Typer or the function in it
+# verb -> module below wattcast.cli
 LAB = {
-    "fit": ("fit_commands", "fit_app"),
-    "validate": ("check_commands", "validate"),
-    "power-trace": ("component_commands", "power_trace"),
-    "power-meter": ("component_commands", "power_meter"),
-    "side-by-side": ("component_commands", "side_by_side"),
-    "accelwattch": ("component_commands", "accelwattch"),
-    "check-energies": ("component_commands", "check_energies"),
-    "tune": ("microbench_commands", "tune"),
-    "microbench": ("microbench_commands", "microbench"),
-    "multimedia": ("microbench_commands", "multimedia"),
-    "kernels": ("measure_commands", "kernels"),
-    "counters": ("measure_commands", "counters"),
-    "estimate": ("measure_commands", "estimate"),
-    "pack": ("measure_commands", "pack"),
-    "pack-engine": ("measure_commands", "pack_engine"),
-    "summary": ("measure_commands", "summary"),
-    "sensitivity": ("fit_commands", "fit_sensitivity"),
+    "fit": "fit_commands",
+    "validate": "check_commands",
+    **dict.fromkeys(
+        ("power-trace", "power-meter", "side-by-side", "accelwattch", "check-energies"), "component_commands"
+    ),
+    **dict.fromkeys(("tune", "microbench", "multimedia"), "microbench_commands"),
+    **dict.fromkeys(("kernels", "counters", "estimate", "pack", "pack-engine", "summary"), "measure_commands"),
+    "sensitivity": "fit_commands",
 }
 COMMANDS = {
-    "predict": ("prediction_commands", "predict"),
-    "simulate": ("prediction_commands", "simulate"),
-    "plan": ("explore_commands", "plan"),
-    "train": ("prediction_commands", "train"),
-    "compare": ("prediction_commands", "compare"),
-    "explore": ("explore_commands", "explore_app"),
-    "report": ("prediction_commands", "report"),
-    "serve": ("server_commands", "serve"),
-    "export": ("server_commands", "export_app"),
-    "measure": ("measure_commands", "measure_app"),
-    "manage": ("manage_commands", "manage_app"),
-    "calibrate": ("fit_commands", "calibrate"),
-    "gpus": ("catalogue_commands", "gpus_app"),
-    "models": ("catalogue_commands", "models_app"),
-    "doctor": ("check_commands", "doctor"),
-    "lab": ("main", "lab_app"),
+    "predict": "prediction_commands",
+    "simulate": "prediction_commands",
+    "plan": "explore_commands",
+    "train": "prediction_commands",
+    "compare": "prediction_commands",
+    "explore": "explore_commands",
+    "report": "prediction_commands",
+    "serve": "server_commands",
+    "export": "server_commands",
+    "measure": "measure_commands",
+    "manage": "manage_commands",
+    "calibrate": "fit_commands",
+    "gpus": "catalogue_commands",
+    "models": "catalogue_commands",
+    "doctor": "check_commands",
+    "lab": "main",
 }
+
+
+class _CatalogueGroup(TyperGroup):
+    """A group whose argument may be a name of the catalogue: ``gpus h200`` is ``gpus show h200``, ``gpus`` lists."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        first = args[0] if args else "--json"
+        if first not in {*self.commands, "--help"}:
+            args = ["list" if first.startswith("-") else "show", *args]
+        return super().parse_args(ctx, args)
+
+
+def build_command(words: str) -> Any:
+    """Import what these words name; return their command, or the group of all commands that begin with them."""
+    table = LAB if words.startswith("lab ") else COMMANDS
+    importlib.import_module(f"wattcast.cli.{table[words.removeprefix('lab ').split()[0]]}")
+    group = typer.Typer(add_completion=False, no_args_is_help=words not in DECLARED)
+    members = {w: c for w, c in DECLARED.items() if w == words or w.startswith(f"{words} ")}
+    for path, declared in members.items():
+        group.command(path.rpartition(" ")[2], context_settings=declared.settings)(declared.build())
+    if words not in DECLARED:
+        catalogue = _CatalogueGroup if f"{words} show" in DECLARED else None
+        group.callback(cls=catalogue, help=read_help()[words][""]["help"])(lambda: None)
+    return typer.main.get_command(group)
 
 
 class _LazyGroup(TyperGroup):
     """A group that imports the module of a verb when it is asked for."""
 
-    table = COMMANDS
+    table, words = COMMANDS, ""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.table)
@@ -74,13 +89,8 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
             return None
-        module, name = self.table[cmd_name]
-        found = getattr(importlib.import_module(f"wattcast.cli.{module}"), name)
-        if not isinstance(found, typer.Typer):
-            only = typer.Typer(add_completion=False)
-            only.command()(found)
-            found = only
-        command = typer.main.get_command(found)
+        is_lab = self.table is COMMANDS and cmd_name == "lab"
+        command = typer.main.get_command(lab_app) if is_lab else build_command(f"{self.words}{cmd_name}")
         command.name = cmd_name
         return command
 
@@ -99,7 +109,7 @@ class _LazyGroup(TyperGroup):
 
 
 class _LabGroup(_LazyGroup):
-    table = LAB
+    table, words = LAB, "lab "
 
 
 lab_app = typer.Typer(

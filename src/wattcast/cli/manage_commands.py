@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wattcast.cli.shared_options import (
-    FIGURES,
-    Arrivals,
-    Environment,
-    FigureOptions,
-    Json,
-    Lengths,
-    Model,
-    argument,
-    option,
-    shared_option,
-    takes_options,
-)
+from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, Options, command
 from wattcast.core import units
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.whole_files import check_writable
@@ -32,45 +20,28 @@ if TYPE_CHECKING:
     from wattcast.manage.serving_control import ServingLimits
 
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
-manage_app = typer.Typer(
-    add_completion=False, help="Steer clocks to spend less power for the same speed.", no_args_is_help=True
-)
-
-GOAL: dict[str, tuple[Any, Any]] = {  # what a policy seeks; _read_objective reads them
-    "minimise": shared_option(str, "ed2|ed|energy", "ed2"),
-    "slowdown": shared_option(str | None, "Longest time allowed over the default's, such as 10%."),
-    "latency": shared_option(str | None, "Longest time of a run, or unit of work, allowed: 5ms."),
-    "cap": shared_option(str | None, "Board power not to be exceeded, such as 180W."),
+GOAL: Options = {  # what a policy seeks; _read_objective reads them
+    "minimise": (str, "ed2"),
+    **dict.fromkeys(("slowdown", "latency", "cap"), (str | None, None)),
 }
-PLAYED: dict[str, tuple[Any, Any]] = {
-    **GOAL,
-    "noise": shared_option(str | None, "Measurement noise of time and power, such as 1%."),
-    "seed": shared_option(int, "Of noise and perturbation.", 0, min=0),
-    "json": (Json, False),
-    **FIGURES,
-}
-WATCHED = {name: GOAL[name] for name in ("minimise", "slowdown")}
-Device = Annotated[int, option("Card, by NVML index.", min=0)]
-Socket = Annotated[Path | None, option("Socket of the daemon; default: /run/wattcast/socket.")]
-FirstToken = Annotated[str, option("Longest 99th percentile to the first token.", "--ttft")]
-PerToken = Annotated[str, option("Longest 99th percentile per output token.", "--tpot")]
+PLAYED: Options = {**GOAL, "noise": (str | None, None), "seed": (int, 0), **FIGURES}
+WATCHED: Options = {name: GOAL[name] for name in ("minimise", "slowdown")}
 
 
-@manage_app.command()
-@takes_options(PLAYED)
+@command("manage simulate", PLAYED)
 def simulate(
-    ctx: typer.Context,
-    workloads: Annotated[list[str] | None, argument("Workloads for a catalogue GPU; none for hd-7970.")] = None,
-    gpu: Annotated[str, option("hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970",
-    batch: Annotated[int | None, option("Sequences or images at once (catalogue GPUs).", min=1)] = None,
-    seq: Annotated[int | None, option("Prompt or context length (catalogue GPUs).", min=1)] = None,
-    phase: Annotated[str | None, option("prefill|decode|train|forward (catalogue GPUs).")] = None,
-    knobs: Annotated[str, option("core|memory|sms, with commas (catalogue GPUs).")] = "core",
-    perturbed: Annotated[int, option("Also run this many perturbed plants (hd-7970).", min=0)] = 0,
-    sensitivity: Annotated[Path | None, option("Sensitivity model (wattcast lab sensitivity).")] = None,
-    export: Annotated[Path | None, option("Save time and counters of all settings as CSV.")] = None,
+    env: Environment,
+    workloads: list[str] | None = None,
+    gpu: str = "hd-7970",
+    batch: int | None = None,
+    seq: int | None = None,
+    phase: str | None = None,
+    knobs: str = "core",
+    perturbed: int = 0,
+    sensitivity: Path | None = None,
+    export: Path | None = None,
     **options: Any,
-) -> None:
+) -> CommandOutput:
     """Play all policies on a simulated card.
 
     Example: wattcast manage simulate --perturbed 20
@@ -79,7 +50,6 @@ def simulate(
     from wattcast.manage.hd7970 import STRESS_APPLICATIONS
     from wattcast.manage.plants import KnobRole
 
-    env: Environment = ctx.obj
     given = {"batch": batch, "seq": seq, "phase": phase}
     of_model = {name: value for name, value in given.items() if value is not None}
     roles = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "sms": KnobRole.COMPUTE_UNITS}
@@ -93,55 +63,42 @@ def simulate(
         policy_comparison.export_tables(plant, export)
         env.say(f"table saved: {export}")
     more = {} if sweep is None else {"perturbed": sweep}
-    _compare_policies(env, [plant], setup, f"{plant.name}, simulated", options, STRESS_APPLICATIONS, [], more)
+    return _compare_policies([plant], setup, f"{plant.name}, simulated", STRESS_APPLICATIONS, [], more)
 
 
-@manage_app.command()
-@takes_options(PLAYED)
+@command("manage replay", PLAYED)
 def replay(
-    ctx: typer.Context,
-    files: Annotated[list[Path], argument("Tables of time and power by clock.")],
-    default: Annotated[
-        str | None, option("The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest.")
-    ] = None,
-    repeats: Annotated[int, option("With noise: also repeat this often and count who is worse off.", min=0)] = 0,
-    iterations: Annotated[int, option("Runs of each application.", min=1)] = 100,
-    gpu: Annotated[str | None, option("The table's card in the catalogue, to predict it.")] = None,
-    workloads: Annotated[Path | None, option("Folder of operator lists, NAME.json.")] = None,
-    leave_out: Annotated[list[str] | None, option("Applications to leave out, by start of name.")] = None,
+    files: list[Path],
+    default: str | None = None,
+    repeats: int = 0,
+    iterations: int = 100,
+    gpu: str | None = None,
+    workloads: Path | None = None,
+    leave_out: list[str] | None = None,
     **options: Any,
-) -> None:
+) -> CommandOutput:
     """Play all policies on tables of real measurements.
 
     Example: wattcast manage replay real_time_power_by_clock.csv --default 1164/3505 --json
     """
     from wattcast.manage import policy_comparison as tables
 
-    env: Environment = ctx.obj
     plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]
     plants = tables.leave_out_applications(plants, leave_out or [])
     chosen, notes = _forecast_plants(plants, gpu, workloads, _read_objective(**options))
     setup = _make_setup(options, None, chosen)
     more = _repeat_with_noise(plants, setup, repeats)
-    _compare_policies(env, plants, setup, ", ".join(f.name for f in files), options, (), notes, more)
+    return _compare_policies(plants, setup, ", ".join(f.name for f in files), (), notes, more)
 
 
-@manage_app.command()
-@takes_options(WATCHED)
+@command("manage watch", WATCHED)
 def watch(
-    ctx: typer.Context,
-    device: Device = 0,
-    period: Annotated[str, option("Time between two readings.")] = "1s",
-    count: Annotated[int, option("Readings; 0: until interrupted.", min=0)] = 5,
-    gpu: Annotated[str | None, option("Catalogue GPU of the card; default: by its name.")] = None,
-    json: Json = False,
-    **options: Any,
-) -> None:
+    env: Environment, device: int = 0, period: str = "1s", count: int = 5, gpu: str | None = None, **options: Any
+) -> CommandOutput:
     """Observe a card and say what could be set and what that might save. Sets nothing."""
     from wattcast.manage import watch_card
     from wattcast.measure.device_control import NvmlCard
 
-    env: Environment = ctx.obj
     seconds, goal = _period_s(period), _read_objective(**options)
     card = NvmlCard(device)
     card.open()
@@ -149,42 +106,28 @@ def watch(
         found = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
     finally:
         card.close()
-    if json:
-        env.json(found)
-        return
-    watch_card.print_watched(env.console(), found)
+    return CommandOutput.of(found, dict, watch_card.print_watched)
 
 
-@manage_app.command(context_settings={"allow_interspersed_args": False})
-@takes_options(GOAL)
+@command("manage run", GOAL, allow_interspersed_args=False)
 def run(
-    ctx: typer.Context,
-    command: Annotated[
-        list[str] | None, argument("The program, after --; none: what runs on the card already.")
-    ] = None,
-    apply: Annotated[bool, option("Really set the card; else a dry run.", "--apply")] = False,
-    device: Device = 0,
-    period: Annotated[str, option("Time between two decisions.")] = "1s",
-    progress: Annotated[
-        Path | None, option("File the program appends a byte to per unit of work (WATTCAST_PROGRESS).")
-    ] = None,
-    metrics: Annotated[
-        str | None, option("Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model that the engine serves, to forecast its steps.")] = None,
-    ttft: FirstToken = "500ms",
-    tpot: PerToken = "50ms",
-    turn_limit: Annotated[bool, option("Turn the power limit as well.", "--turn-limit")] = False,
-    sm_percent: Annotated[int | None, option("Share of the SMs, through a running MPS server.")] = None,
-    units: Annotated[
-        Path | None, option("File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS).")
-    ] = None,
-    sms: Annotated[int | None, option("SMs of the card; default: the catalogue's.")] = None,
-    rows: Annotated[Path | None, option("Save time and power at each clock as CSV for `wattcast calibrate`.")] = None,
-    workload: Annotated[
-        str | None, option("With --rows, what a unit of work is: MODEL,key=value,... such as llama3-8b,phase=train.")
-    ] = None,
-    socket: Socket = None,
+    env: Environment,
+    command: list[str] | None = None,
+    apply: bool = False,
+    device: int = 0,
+    period: str = "1s",
+    progress: Path | None = None,
+    metrics: str | None = None,
+    model: str | None = None,
+    ttft: str = "500ms",
+    tpot: str = "50ms",
+    turn_limit: bool = False,
+    sm_percent: int | None = None,
+    units: Path | None = None,
+    sms: int | None = None,
+    rows: Path | None = None,
+    workload: str | None = None,
+    socket: Path | None = None,
     **options: Any,
 ) -> None:
     """Control a card while a program runs on it. The daemon sets it, and gives it back however this ends.
@@ -203,7 +146,6 @@ def run(
     from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
 
-    env: Environment = ctx.obj
     goal = _read_objective(**options)
     seconds = _period_s(period)
     if progress is not None and not progress.absolute().parent.is_dir():
@@ -254,15 +196,15 @@ def run(
     raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
 
 
-@manage_app.command()
+@command("manage plane")
 def plane(
-    ctx: typer.Context,
-    command: Annotated[list[str], argument("The program, after --; {core} and {memory} are MHz.")],
-    apply: Annotated[bool, option("Really set the card; else name the clocks.", "--apply")] = False,
-    device: Device = 0,
-    cores: Annotated[int, option("Core clocks, evenly over what the card allows.", min=1)] = 6,
-    memories: Annotated[int, option("Memory clocks, likewise; 1: not touched.", min=1)] = 1,
-    socket: Socket = None,
+    env: Environment,
+    command: list[str],
+    apply: bool = False,
+    device: int = 0,
+    cores: int = 6,
+    memories: int = 1,
+    socket: Path | None = None,
 ) -> None:
     """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back however this ends.
 
@@ -272,7 +214,6 @@ def plane(
     from wattcast.manage.live_control import choose_clock_plane, visit_clock_plane
     from wattcast.measure.device_control import NvmlCard
 
-    env: Environment = ctx.obj
     card = NvmlCard(device)
     card.open()
     points = choose_clock_plane(*card.clocks_hz(), cores, memories)
@@ -289,21 +230,17 @@ def plane(
         raise typer.Exit(next((abs(code) for code in codes.values() if code), 1))
 
 
-@manage_app.command()
+@command("manage daemon")
 def daemon(
-    ctx: typer.Context,
-    gpu: Annotated[
-        list[str] | None, option("Card that clients may set, by index or UUID; default: all.", "--gpu")
-    ] = None,
-    clocks: Annotated[str | None, option("Core clocks allowed, such as 900MHz:1980MHz.")] = None,
-    limits: Annotated[str | None, option("Power limits allowed, such as 300W:700W.")] = None,
-    locked: Annotated[
-        str | None, option("Core clock the administrator has locked, which drivers do not tell.")
-    ] = None,
-    group: Annotated[str | None, option("Users that may connect; default: root alone.")] = None,
-    socket: Socket = None,
-    unit: Annotated[bool, option("Print a systemd unit instead.", "--unit")] = False,
-    lifeline: Annotated[bool, option("End when standard input does.", "--lifeline", hidden=True)] = False,
+    env: Environment,
+    gpu: list[str] | None = None,
+    clocks: str | None = None,
+    limits: str | None = None,
+    locked: str | None = None,
+    group: str | None = None,
+    socket: Path | None = None,
+    unit: bool = False,
+    lifeline: bool = False,
 ) -> None:
     """Own the cards of this node: set them for clients, and give them back when a client is silent or gone.
 
@@ -312,7 +249,6 @@ def daemon(
     from wattcast.manage import card_daemon
     from wattcast.manage.daemon_client import find_group, find_settable_cards, print_unit
 
-    env: Environment = ctx.obj
     if unit:
         env.stdout.write(print_unit())
         return
@@ -332,51 +268,38 @@ def daemon(
     raise typer.Exit(card_daemon.run_supervised(serve, env.say, 0 if lifeline else None))
 
 
-@manage_app.command()
-def status(ctx: typer.Context, socket: Socket = None, json: Json = False) -> None:
+@command("manage status")
+def status(socket: Path | None = None) -> CommandOutput:
     """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any was."""
     from wattcast.manage.daemon_client import read_status
 
-    env: Environment = ctx.obj
     found = read_status(socket)
-    if json:
-        env.json(found.to_plain())
-    else:
-        for line in found.lines():
-            env.console().print(line, markup=False, highlight=False)
-    raise typer.Exit(found.exit_code)
+    return CommandOutput(found.to_plain, "\n".join(found.lines()), exit_code=found.exit_code)
 
 
-@manage_app.command()
-def restore(
-    ctx: typer.Context,
-    gpu: Annotated[str | None, argument("UUID; default: every card that is changed.")] = None,
-    socket: Socket = None,
-) -> None:
+@command("manage restore")
+def restore(env: Environment, gpu: str | None = None, socket: Path | None = None) -> None:
     """Give cards back what they had, through the daemon, or as root without one. Whoever holds them loses them."""
     from wattcast.manage.daemon_client import restore_cards
 
-    env: Environment = ctx.obj
     restore_cards(gpu, socket, env.say)
 
 
-@manage_app.command()
+@command("manage rehearse")
 def rehearse(
-    ctx: typer.Context,
-    model: Model,
-    gpu: Annotated[str, option("Catalogue GPU.")] = "h200",
-    rate: Annotated[str, option("Requests per second and GPU.")] = "10/s",
-    prompt: Lengths = "512",
-    output: Lengths = "128",
-    arrivals: Arrivals = "poisson",
-    seconds: Annotated[str, option("Time of arrivals, such as 600 or 1h.")] = "30min",
-    ttft: FirstToken = "500ms",
-    tpot: PerToken = "50ms",
-    gpus: Annotated[int, option("GPUs that share --site-power, each with a trace of its own.", min=1)] = 1,
-    site_power: Annotated[str | None, option("Power of all of them together, such as 2kW.")] = None,
-    seed: Annotated[int, option("Of the drawn arrivals and lengths.", min=0)] = 1,
-    json: Json = False,
-) -> None:
+    model: str,
+    gpu: str = "h200",
+    rate: str = "10/s",
+    prompt: str = "512",
+    output: str = "128",
+    arrivals: str = "poisson",
+    seconds: str = "30min",
+    ttft: str = "500ms",
+    tpot: str = "50ms",
+    gpus: int = 1,
+    site_power: str | None = None,
+    seed: int = 1,
+) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
     Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds 10min
@@ -387,7 +310,6 @@ def rehearse(
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
-    env: Environment = ctx.obj
     per_s = units.parse_amount(rate, "/s", "--rate", inclusive=False)
     length_s = units.parse_seconds(seconds, "--seconds")
     chip, limits = find_gpu(gpu), _serving_limits(ttft, tpot)
@@ -399,20 +321,11 @@ def rehearse(
         found = serving_control.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
     else:
         found = serving_control.rehearse_load(by_level, traces[0], limits)
-    if json:
-        env.json(found)
-        return
-    for name, value in found.items():
-        env.console().print(f"{name}: {value:.6g}", highlight=False)
+    return CommandOutput(found, "\n".join(f"{name}: {value:.6g}" for name, value in found.items()))
 
 
-@manage_app.command()
-def site(
-    ctx: typer.Context,
-    nodes: Annotated[list[Path], argument("Sockets of the nodes' daemons, forwarded where remote.")],
-    site_power: Annotated[str, option("Power that all GPUs together may draw, such as 3kW.")],
-    priority: Annotated[list[str] | None, option("UUID=NUMBER: GPUs with a higher number are served first.")] = None,
-) -> None:
+@command("manage site")
+def site(env: Environment, nodes: list[Path], site_power: str, priority: list[str] | None = None) -> None:
     """Share a power budget among the GPUs of several nodes until interrupted.
 
     The power limit that each GPU has now is its safe share: it keeps it, and gets it back when this command ends.
@@ -423,7 +336,6 @@ def site(
 
     from wattcast.manage.site_budget import coordinate_site
 
-    env: Environment = ctx.obj
     ended: list[int] = []
     ranks: dict[str, int] = {}
     for text in priority or []:
@@ -541,31 +453,23 @@ def _forecast_plants(
 
 
 def _compare_policies(
-    env: Environment,
     plants: list[PlantTables],
     setup: PolicySetup,
     title: str,
-    options: dict[str, Any],
     without: tuple[str, ...],
     notes: list[str],
     more: dict[str, Any],
-) -> None:
-    from wattcast.manage.policy_comparison import compare_policies, comparison_json
+) -> CommandOutput:
+    from wattcast.manage.management_figures import list_management_figures
+    from wattcast.manage.policy_comparison import compare_policies, comparison_json, print_comparison
 
-    wanted = FigureOptions(*(options[name] for name in FIGURES))
     comparison = compare_policies(plants, setup)
-    if wanted.any:
-        from wattcast.manage.management_figures import list_management_figures
-
-        wanted.save(env, list_management_figures(plants, comparison, setup))
-    if options["json"]:
-        env.json({**comparison_json(comparison, plants, notes, without), **more})
-        return
-    from wattcast.manage.policy_comparison import print_comparison
-
-    print_comparison(env.console(), comparison, title, without, more)
-    for line in notes:
-        env.say(line)
+    return CommandOutput(
+        lambda: {**comparison_json(comparison, plants, notes, without), **more},
+        lambda console: print_comparison(console, comparison, title, without, more),
+        figures=lambda: list_management_figures(plants, comparison, setup),
+        notes=notes,
+    )
 
 
 def _repeat_with_noise(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from wattcast.cli.shared_options import Environment, Json, option, takes_options
+from wattcast.cli.shared_options import CommandOutput, Environment, command
 from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole
@@ -17,16 +15,17 @@ if TYPE_CHECKING:
     from wattcast.web.metrics_exporter import ModelledWorkload, WatchedCard
 
 
+@command("serve")
 def serve(
-    ctx: typer.Context,
-    host: Annotated[str, option("Address to listen on; the default is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8080,
-    allow_host: Annotated[list[str] | None, option("A further name the server answers to; may be repeated.")] = None,
-    workers: Annotated[int, option("Processes that predict.", min=1, max=64)] = 2,
-    limit: Annotated[str, option("Longest time one request may take.")] = "15s",
-    live: Annotated[str, option("auto|gpu|replay: what the live view shows.")] = "auto",
-    replay: Annotated[Path | None, option("A recording of `wattcast measure run --save`, for the live view.")] = None,
-    device: Annotated[int, option("Which device, counted from 0.")] = 0,
+    env: Environment,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    allow_host: list[str] | None = None,
+    workers: int = 2,
+    limit: str = "15s",
+    live: str = "auto",
+    replay: Path | None = None,
+    device: int = 0,
 ) -> None:
     """Choose a model and a GPU, move clock and power limit, and see time, power and energy change.
 
@@ -38,35 +37,24 @@ def serve(
     except ModuleNotFoundError as error:
         raise MissingTool(f"the page needs {error.name}. Install it: pip install 'wattcast[serve]'.") from None
 
-    env: Environment = ctx.obj
     check_names("live view", live, ("auto", "gpu", "replay"))
     feed = choose_feed(live, replay, index=device)
     serve_page(host, port, feed, allow_host or [], workers, parse(limit, "s", "--limit"), env.say)
 
 
-export_app = typer.Typer(
-    add_completion=False, help="Metrics for operators: Prometheus and Grafana.", no_args_is_help=True
-)
-
-
-@export_app.command()
-@takes_options("batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
+@command("export prometheus", "batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
 def prometheus(
-    ctx: typer.Context,
-    workload: Annotated[
-        list[str] | None, option("A model or workload file to show the prediction of; may be repeated.")
-    ] = None,
-    gpu: Annotated[str | None, option("With --workload: the GPU in the catalogue, or your YAML.")] = None,
-    slowdown: Annotated[str, option("Slowdown allowed for the predicted saving.")] = "5%",
-    host: Annotated[str, option("Address to listen on; the default is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, option("Port to be scraped on.", min=0, max=65535)] = 9835,
-    interval: Annotated[str, option("A busy card is read at most this often.")] = "5s",
-    idle_interval: Annotated[str, option("An idle card is left alone this long.")] = "60s",
-    source: Annotated[str, option("auto|nvml|amd|rapl|none: where readings come from.")] = "auto",
-    allow_host: Annotated[
-        list[str] | None, option("A further name the exporter answers to; may be repeated.")
-    ] = None,
-    once: Annotated[bool, option("Print the metrics and end (textfile collector).", "--once")] = False,
+    env: Environment,
+    workload: list[str] | None = None,
+    gpu: str | None = None,
+    slowdown: str = "5%",
+    host: str = "127.0.0.1",
+    port: int = 9835,
+    interval: str = "5s",
+    idle_interval: str = "60s",
+    source: str = "auto",
+    allow_host: list[str] | None = None,
+    once: bool = False,
     **options: Any,
 ) -> None:
     """Serve measured and modelled power, energy, clock and the predicted saving, for Prometheus to scrape.
@@ -75,7 +63,6 @@ def prometheus(
     """
     from wattcast.web import metrics_exporter
 
-    env: Environment = ctx.obj
     parse_amount(slowdown, "", "--slowdown")
     models = _predict_workloads(workload or [], gpu, slowdown, options)
     cards = _find_cards(env, source, interval, idle_interval, bool(models))
@@ -129,22 +116,15 @@ def _find_cards(env: Environment, source: str, interval: str, idle_interval: str
         return []
 
 
-@export_app.command()
-def grafana(
-    ctx: typer.Context,
-    out: Annotated[Path, option("The dashboard file to write, to be imported in Grafana.")],
-    json: Json = False,
-) -> None:
+@command("export grafana")
+def grafana(env: Environment, out: Path) -> CommandOutput:
     """Write a Grafana dashboard of these metrics.
 
     Example: wattcast export grafana --out wattcast-dashboard.json
     """
     from importlib.resources import files
 
-    env: Environment = ctx.obj
     data = files("wattcast.web").joinpath("grafana.json").read_bytes()
     write_whole(out, data)
-    if json:
-        env.json({"file": str(out), "byte": len(data)})
-    else:
-        env.say(f"dashboard saved: {out}")
+    env.say(f"dashboard saved: {out}")
+    return CommandOutput({"file": str(out), "byte": len(data)}, "")

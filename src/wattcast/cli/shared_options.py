@@ -1,25 +1,35 @@
-"""The environment of a command, and the options that several commands share."""
+"""How a command is declared: a function whose parameters are its options, and ``options.csv``, which describes them.
+
+``command("manage status")`` makes a function a command: it takes the environment and its options, and returns what it
+found as a ``CommandOutput``, which is printed as text or, with ``--json``, as JSON. Types and defaults stand in its
+signature, or in that of the library function it calls. Help, panels and ranges stand in ``options.csv``: in a row of
+the command, or in one that holds for all commands (``*``). A name in capitals there is a positional argument. Plain
+``--help`` names options of a panel in a line, ``--help-all`` tells all.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_args, get_origin
 
 import typer
 
 from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import read_shipped_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-    from wattcast.measure.measure_verbs import Verb, VerbResult
+    from wattcast.measure.measure_verbs import VerbResult
     from wattcast.report.figure_style import FigureMaker
 
 Found = TypeVar("Found")
@@ -34,6 +44,7 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     traceback: bool = False
     help_all: bool = False
+    given: frozenset[str] = frozenset()  # options that stand on the command line
 
     def console(self) -> Console:
         """Return a console for results; away from a terminal it is wide enough that nothing is cut."""
@@ -48,135 +59,221 @@ class Environment:
 
         self.stdout.write(encode_json(out).decode() + "\n")
 
-    def show(
-        self,
-        found: Found,
-        as_json: bool,
-        plain: Callable[[Found], object],
-        text: Callable[[Console, Found], None],
-        plot: Path | None = None,
-        figure: Callable[[Found], Figure] | None = None,
-    ) -> None:
-        """Save the figure of what was found where ``plot`` names a file, then print it as JSON or as text."""
-        if plot is not None and figure is not None:
-            save_plot(self, figure(found), plot)
-        if as_json:
-            self.json(plain(found))
-        else:
-            text(self.console(), found)
-
     def say(self, text: str) -> None:
         """Write progress and warnings to stderr."""
         self.stderr.write(text + "\n")
 
+    def save_plot(self, figure: Figure, path: Path) -> None:
+        """Write a figure and say so."""
+        from wattcast.report.figure_style import save_figure
 
-def option(text: str, *names: str, **more: Any) -> Any:
-    """Return an option with its help, and with names where they differ from the parameter's."""
-    return typer.Option(*names, help=text, **more)
-
-
-def argument(text: str, **more: Any) -> Any:
-    """Return a positional argument with its help."""
-    return typer.Argument(help=text, **more)
+        save_figure(figure, path)
+        self.say(f"figure saved: {path}")
 
 
-Source = Annotated[
-    str, argument("Model name, workload JSON, EnergAIzer list, Hugging Face config.json, profiler trace or ONNX.")
-]
-Json = Annotated[bool, option("Print JSON.", "--json")]
-GpuName = Annotated[str, option("GPU name or YAML file.")]
-GpuNames = Annotated[str, option("GPU names or YAML files, commas between.")]
-Model = Annotated[str, argument("Model name or Hugging Face config.json.")]
-Lengths = Annotated[str, option("Tokens: 512, lognormal:median=512,sigma=0.8, a file.")]
-Arrivals = Annotated[str, option("poisson|fixed|gamma:cv=2| diurnal:peak=1.5,period=24h")]
-Force = Annotated[bool, option("Answer for what cannot run, too.", "--force")]
+@dataclass(frozen=True)
+class CommandOutput:
+    """What a command found: data for ``--json``, text for readers, and figures where the command draws."""
+
+    plain: Any  # or a function that makes it
+    text: str | Callable[[Console], object] | None  # None: always JSON
+    figure: Callable[[], Figure] | None = None  # of --plot
+    figures: Callable[[], Mapping[str, FigureMaker]] | None = None  # of --plot, --figure and --figures
+    notes: Sequence[str] = ()  # for stderr, after the result
+    exit_code: int = 0
+    fault: Exception | None = None  # raised at the end
+
+    def show(self, env: Environment, as_json: bool) -> None:
+        """Print the result as text or JSON, and end with its exit code."""
+        if self.plain is not None and (as_json or self.text is None):
+            env.json(self.plain() if callable(self.plain) else self.plain)
+        elif callable(self.text):
+            self.text(env.console())
+        elif self.text:
+            env.stdout.write(self.text.rstrip("\n") + "\n")
+        for note in filter(None, self.notes):
+            env.say(note)
+        if self.fault is not None:
+            raise self.fault
+        if self.exit_code:
+            raise typer.Exit(self.exit_code)
+
+    @classmethod
+    def of(
+        cls,
+        found: Found,
+        plain: Callable[[Found], object],
+        text: Callable[[Console, Found], None],
+        figure: Callable[[Found], Figure] | None = None,
+        notes: Sequence[str] = (),
+    ) -> CommandOutput:
+        """Return what was found, with the functions that make data, text and a figure of it."""
+        drawn = None if figure is None else partial(figure, found)
+        return cls(partial(plain, found), lambda console: text(console, found), drawn, notes=notes)
+
+    @classmethod
+    def from_verb(cls, result: VerbResult) -> CommandOutput:
+        """Return what a verb of ``measure`` found."""
+        return cls(result.plain, result.text, notes=[result.note], exit_code=result.exit_code)
 
 
-def shared_option(kind: Any, text: str, default: Any = None, *names: str, **more: Any) -> tuple[Any, Any]:
-    """Return the type and the default of an option, for a table that ``takes_options`` reads."""
-    return Annotated[kind, option(text, *names, **more)], default
-
-
-def folded(panel: str) -> Callable[..., Any]:
-    """Return what makes options of a panel: plain ``--help`` names them in a line, ``--help-all`` tells all."""
-    return partial(option, rich_help_panel=panel)
-
-
-_DETAIL, _SEVERAL, _CONDITIONS, _MONEY = (
-    {"rich_help_panel": panel} for panel in ("The model", "Several GPUs", "Conditions", "Cost and carbon")
-)
-MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {  # name -> type and help, default; the fields of ModelOptions
-    "batch": shared_option(int, "Sequences or images at once.", 1),
-    "seq": shared_option(int | None, "Prompt length; in decode the cache's."),
-    "tokens": shared_option(int | None, "New tokens of phase generate."),
-    "phase": shared_option(str | None, "prefill|decode|generate|train|forward"),
-    "dtype": shared_option(str, "fp32|tf32|bf16|fp16|fp8|int8", "bf16"),
-    "quantization": shared_option(str | None, "Engine: fp8|fp8-block|w8a8|awq|gptq|mxfp4|nvfp4|none."),
-    "stack": shared_option(str | None, "eager|compiled|engine; serving: engine"),
-    "tp": shared_option(int, "Tensor-parallel GPUs.", 1),
-    "image": shared_option(int | None, "Side of a picture in (latent) pixels."),
-    "weights": shared_option(str | None, "Weights alone: int4|fp8|fp4 (engine).", None, **_DETAIL),
-    "kv_dtype": shared_option(str | None, "Cache of an engine: bf16|fp16|fp8.", None, **_DETAIL),
-    "attention": shared_option(str, "eager|flash", "flash", **_DETAIL),
-    "head": shared_option(str | None, "Logits of none|last|all tokens.", None, **_DETAIL),
-    "recompute": shared_option(bool, "Training: recompute activations.", False, "--recompute", **_DETAIL),
-    "pp": shared_option(int, "Pipeline stages.", 1, **_SEVERAL),
-    "dp": shared_option(int, "Data-parallel replicas.", 1, **_SEVERAL),
-    "ep": shared_option(int, "GPUs that share the experts.", 1, **_SEVERAL),
-    "cp": shared_option(int, "GPUs that share a sequence.", 1, **_SEVERAL),
-    "skew": shared_option(float, "0: even experts, 1: the same.", 0.0, **_SEVERAL),
+Options = Mapping[str, tuple[Any, Any]]  # name -> type and default
+MODEL_OPTIONS: Options = {  # the fields of ModelOptions
+    **dict.fromkeys(("batch", "tp", "pp", "dp", "ep", "cp"), (int, 1)),
+    **dict.fromkeys(("seq", "tokens", "image"), (int | None, None)),
+    **dict.fromkeys(("phase", "quantization", "stack", "weights", "kv_dtype", "head"), (str | None, None)),
+    **{"dtype": (str, "bf16"), "attention": (str, "flash"), "recompute": (bool, False), "skew": (float, 0.0)},
 }
-SETTINGS: dict[str, tuple[Any, Any]] = {  # of one run; predict, compare and report take them all
-    "clock": shared_option(str | None, "Lock the clock, such as 1830MHz."),
-    "power_limit": shared_option(str | None, "Board power limit, such as 500W."),
-    "host_launch": shared_option(str | None, "Host time per operator, such as 12us.", None, **_CONDITIONS),
-    "temperature": shared_option(str | None, "Die temperature, such as 60C.", None, **_CONDITIONS),
-    "duration": shared_option(str | None, "Burst of so long, as 5ms, not sustained.", None, **_CONDITIONS),
-    "data": shared_option(str, "Operands hold random|zeros|ones|relu.", "random", **_CONDITIONS),
+SETTINGS: Options = {  # of one run; predict, compare and report take them all
+    **dict.fromkeys(("clock", "power_limit", "host_launch", "temperature", "duration"), (str | None, None)),
+    "data": (str, "random"),
 }
-PRICES: dict[str, tuple[Any, Any]] = {  # the names of PriceKeywords
-    "price": shared_option(list[str], "Rent of a GPU: 2.50/h, or h200=3.50USD/h.", [], **_MONEY),
-    "electricity": shared_option(str | None, "Price of energy, such as 0.12/kWh.", None, **_MONEY),
-    "carbon": shared_option(str | None, "Intensity, such as 400g/kWh, or a region: us.", None, **_MONEY),
-    "pue": shared_option(float, "Energy at the meter per energy of the GPU.", 1.0, **_MONEY),
+PRICES: Options = {  # the names of PriceKeywords
+    **{"price": (list[str], []), "electricity": (str | None, None), "carbon": (str | None, None), "pue": (float, 1.0)}
 }
-OPTIONS = MODEL_OPTIONS | SETTINGS | PRICES
-Command = TypeVar("Command", bound=Callable[..., Any])
+PLOT: Options = {"plot": (Path | None, None)}
+FIGURES: Options = {  # of a command that draws several; FigureOptions takes them
+    **PLOT,
+    **{"figure": (str | None, None), "figures": (Path | None, None), "format": (str, "png")},
+}
+SHARED = {**MODEL_OPTIONS, **SETTINGS, **PRICES, **FIGURES}
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def takes_options(*wanted: str | Mapping[str, tuple[Any, Any]], **defaults: Any) -> Callable[[Command], Command]:
-    """Give a command options that others have too, whole groups or by name; it receives them as ``**options``.
+@dataclass(frozen=True)
+class CommandDeclaration:
+    """A command whose options are made when it is asked for, since a library function may have to be imported."""
 
-    ``defaults`` replace the usual ones.
-    """
-    chosen = {n: o for w in wanted for n, o in ({w: OPTIONS[w]} if isinstance(w, str) else w).items()}
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, usual), annotation=kind)
-        for name, (kind, usual) in chosen.items()
-    ]
-    return lambda command: add_options(command, shared)
+    words: str
+    function: Callable[..., Any]
+    shared: Options
+    library: Callable[..., Any] | str | None  # has further options in its signature; a function, or its "module:name"
+    settings: dict[str, Any]  # of typer's context
+
+    def build(self) -> Callable[..., None]:
+        """Return what typer runs: a function with a parameter for every option."""
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = dict(inspect.signature(self.function, eval_str=True).parameters)
+        takes_environment = own.pop("env", None) is not None
+        own = {
+            name: p.replace(kind=keyword) for name, p in own.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        shared = {
+            name: inspect.Parameter(name, keyword, default=self.shared[name][1], annotation=self.shared[name][0])
+            for name in sorted(self.shared, key=list(read_help()["*"]).index)
+        }
+        taken = self._list_library_options(own)
+        prints = self.function.__annotations__["return"] != "None" and "json" not in own
+        printed = [inspect.Parameter("json", keyword, default=False, annotation=bool)] if prints else []
+        described = [self._describe(p) for p in [*(shared | taken | own).values(), *printed]]
+        required = [p for p in described if p.default is p.empty]
+        silent = {"json", *FIGURES} - own.keys() - taken.keys()
+
+        def run(ctx: typer.Context, **options: Any) -> None:
+            env: Environment = ctx.obj
+            sources = {name: ctx.get_parameter_source(name) for name in options}
+            env.given = frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
+            drawn = FigureOptions(**{name: options[name] for name in shared if name in FIGURES and name in silent})
+            kept = {name: value for name, value in options.items() if name not in silent}
+            found = self.function(env, **kept) if takes_environment else self.function(**kept)
+            if found is not None:
+                drawn.save(env, found)
+                found.show(env, options["json"])
+
+        context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        others = [p for p in described if p.default is not p.empty]
+        run.__signature__ = inspect.Signature([context, *required, *others])  # type: ignore[attr-defined]
+        run.__doc__ = self.function.__doc__
+        return run
+
+    def _list_library_options(self, own: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+        """Return parameters of the library function that ``options.csv`` describes, or that describe themselves."""
+        library = self.library
+        if library is None:
+            return {}
+        if isinstance(library, str):
+            module, _, name = library.partition(":")
+            library = getattr(importlib.import_module(module), name)
+        known = inspect.signature(library, eval_str=True).parameters
+        told = read_help()[self.words] if isinstance(self.library, str) else known
+        found = {}
+        for name in (name for name in told if name in known and name not in own):
+            kind, default = known[name].annotation, known[name].default
+            if get_origin(kind) is not Annotated:
+                kinds = get_args(kind) or (kind,)
+                plain = next((one for one in (bool, str, int, float) if one in kinds), str)
+                default = str(default) if plain is str and default not in (None, inspect.Parameter.empty) else default
+                kind = plain | None if default is None else plain
+            found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        return found
+
+    def _describe(self, parameter: inspect.Parameter) -> inspect.Parameter:
+        """Return a parameter with its help, names and limits, for typer."""
+        name, kind = parameter.name, parameter.annotation
+        if get_origin(kind) is Annotated:
+            kind, told = get_args(kind)
+            if isinstance(told, typer.models.ParameterInfo):
+                return parameter
+            if told.positional or get_origin(kind) is list:
+                return parameter.replace(annotation=Annotated[kind, typer.Argument(help=told.help)])
+            names = [f"--{told.name}"] if told.name else []
+            return parameter.replace(
+                annotation=Annotated[kind, typer.Option(*names, help=told.help, hidden=told.hidden)]
+            )
+        row = read_help()[self.words].get(name, {"help": ""})
+        callback = None if row["help"] else CHECKS.get(name)
+        row = row if row["help"] else read_help()["*"][name]
+        limits = {key: float(row[column]) for key, column in (("min", "least"), ("max", "most")) if row[column]}
+        if kind in (int, int | None):
+            limits = {key: int(limit) for key, limit in limits.items()}
+        if row["name"].isupper():
+            metavar = None if row["name"] == name.upper() else row["name"]
+            return parameter.replace(annotation=Annotated[kind, typer.Argument(help=row["help"], metavar=metavar)])
+        names = [row["name"] or f"--{name.replace('_', '-')}"] if row["name"] or parameter.default is False else []
+        hidden = row["panel"] == "hidden"
+        panel = None if hidden else row["panel"] or None
+        told = typer.Option(
+            *names, help=row["help"], rich_help_panel=panel, hidden=hidden, callback=callback, **limits
+        )
+        return parameter.replace(annotation=Annotated[kind, told])
 
 
-def add_options(command: Command, shared: Sequence[inspect.Parameter]) -> Command:
-    """Give a command further options, between its required and its other ones; it gets them as ``**options``."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    required = [p for p in [*own, *shared] if p.default is p.empty]
-    parameters = [*required, *(p for p in [*shared, *own] if p.default is not p.empty)]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return command
+DECLARED: dict[str, CommandDeclaration] = {}  # by their words, as modules of commands are imported
 
 
-def options_besides(ctx: typer.Context, *own: str) -> dict[str, Any]:
-    """Return the values of all options but those that a command uses itself, for the function it calls."""
-    return {name: value for name, value in ctx.params.items() if name not in own}
+def command(
+    words: str,
+    *shared: str | Options,
+    library: Callable[..., Any] | str | None = None,
+    **settings: Any,
+) -> Callable[[Function], Function]:
+    """Make a function the command of these words; ``shared`` options, groups or single, come as ``**options``."""
+    chosen = {n: o for w in shared for n, o in ({w: SHARED[w]} if isinstance(w, str) else w).items()}
+
+    def declare(function: Function) -> Function:
+        DECLARED[words] = CommandDeclaration(words, function, chosen, library, settings)
+        return function
+
+    return declare
 
 
-def was_given(ctx: typer.Context, name: str) -> bool:
-    """Tell whether an option stands on the command line."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def declare_verb(words: str, verb: Callable[..., VerbResult]) -> None:
+    """Make a verb of ``measure`` the command of these words."""
+
+    def run(**options: Any) -> CommandOutput:
+        return CommandOutput.from_verb(verb(**options))
+
+    run.__doc__ = verb.__doc__
+    command(words, library=verb)(run)
+
+
+@cache
+def read_help() -> dict[str, dict[str, dict[str, str]]]:
+    """Return the rows of ``options.csv`` by command and option; a row without an option describes a group."""
+    found: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    for row in read_shipped_table("wattcast.cli", "options.csv"):
+        found[row["command"]][row["option"]] = row
+    return found
 
 
 def parse_factors(given: Sequence[str]) -> dict[str, float]:
@@ -229,82 +326,31 @@ def check_format_option(value: str) -> str:
     return check_figure_format(value)
 
 
-Plot = Annotated[Path | None, option("Save a figure (.png, .svg, .pdf).", "--plot", callback=check_plot_option)]
-FIGURES: dict[str, tuple[Any, Any]] = {  # of a command that draws several; FigureOptions takes them
-    "plot": (Plot, None),
-    "figure": shared_option(str | None, "What --plot draws, by name; default: the first."),
-    "figures": shared_option(Path | None, "Save all figures into this folder.", None, callback=check_figures_option),
-    "format": shared_option(str, "Files of --figures: png|svg|pdf.", "png", callback=check_format_option),
-}
-
-
-def save_plot(env: Environment, figure: Figure, path: Path) -> None:
-    """Write a figure and say so."""
-    from wattcast.report.figure_style import save_figure
-
-    save_figure(figure, path)
-    env.say(f"figure saved: {path}")
+CHECKS = {"plot": check_plot_option, "figures": check_figures_option, "format": check_format_option}
 
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """Figures asked for from a command that draws several: one in a file, all in a folder, or both."""
+    """Figures asked for from a command: one in a file, all in a folder, or both."""
 
-    plot: Path | None
-    figure: str | None  # of --plot; None: the first
-    figures: Path | None
-    format: str
+    plot: Path | None = None
+    figure: str | None = None  # of --plot; None: the first
+    figures: Path | None = None
+    format: str = "png"
 
     def __post_init__(self) -> None:
         if self.figure is not None and self.plot is None:
             raise bad_value("--figure", "--plot FILE beside it", "none", "All figures: --figures FOLDER.")
 
-    @property
-    def any(self) -> bool:
-        return self.plot is not None or self.figures is not None
-
-    def save(self, env: Environment, made: Mapping[str, FigureMaker]) -> None:
+    def save(self, env: Environment, found: CommandOutput) -> None:
         """Draw and write the figures, and say where."""
+        if self.plot is None and self.figures is None:
+            return
         from wattcast.report.figure_style import draw_named, save_figures
 
-        if self.plot is not None:
-            save_plot(env, draw_named(made, self.figure), self.plot)
+        made = found.figures() if found.figures else {}
+        if self.plot is not None and (found.figure or made):
+            env.save_plot(found.figure() if found.figure else draw_named(made, self.figure), self.plot)
         if self.figures is not None:
             for path in save_figures(made, self.figures, self.format):
                 env.say(f"figure saved: {path}")
-
-
-def takes_verb_options(verb: Verb) -> Callable[[Command], Command]:
-    """Give a command the options of a verb; it receives them as ``**options``."""
-    from wattcast.measure.measure_verbs import list_options
-
-    shared = []
-    for parameter, kind, option in list_options(verb):
-        if option.positional or get_origin(kind) is list:
-            how = typer.Argument(help=option.help)
-        else:
-            how = typer.Option(*([f"--{option.name}"] if option.name else []), help=option.help, hidden=option.hidden)
-        shared.append(parameter.replace(annotation=Annotated[kind, how], kind=inspect.Parameter.KEYWORD_ONLY))
-    return lambda command: add_options(command, shared)
-
-
-def make_command(verb: Verb) -> Callable[..., None]:
-    """Return a typer command that calls ``verb`` and prints its result."""
-
-    def command(ctx: typer.Context, json: Json = False, **options: Any) -> None:
-        print_result(ctx.obj, verb(**options), json)
-
-    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-    return takes_verb_options(verb)(command)
-
-
-def print_result(env: Environment, result: VerbResult, as_json: bool) -> None:
-    """Print what a verb found as text or JSON, and end with its exit code."""
-    if result.note:
-        env.say(result.note)
-    if result.plain is not None and (as_json or result.text is None):
-        env.json(result.plain)
-    elif result.text:
-        env.stdout.write(result.text + "\n")
-    if result.exit_code:
-        raise typer.Exit(result.exit_code)

@@ -385,14 +385,14 @@ def plan(
     ttft: str | float | None = None,
     tpot: str | float | None = None,
     minimise: str = "gpus",
-    tp: Sequence[int] = TENSOR_PARALLEL,
-    pp: Sequence[int] = (),
-    ep: Sequence[int] = (),
-    power_limits: Sequence[str | float] = (),
-    clocks: Sequence[str | float] = (),
-    pools: Sequence[str] = (),
-    max_batched_tokens: Sequence[int] = (),
-    headroom: str | float = 0.1,
+    tp: str | Sequence[int] = "1,2,4,8",
+    pp: str | Sequence[int] | None = None,
+    ep: str | Sequence[int] | None = None,
+    power_limits: str | Sequence[str | float] | None = None,
+    clocks: str | Sequence[str | float] | None = None,
+    pools: str | Sequence[str] | None = None,
+    max_batched_tokens: str | Sequence[int] | None = None,
+    headroom: str | float = "10%",
     spare_replicas: int = 0,
     site_power: str | float | None = None,
     arrivals: str = "poisson",
@@ -412,8 +412,9 @@ def plan(
     where a model does not fit into a node or its GPUs are joined by PCIe alone, and whole experts on each GPU
     (``ep``; more than ``tp``: data-parallel engines share them) beside shared ones. ``pools`` are engines that
     compute prompts and engines that decode in a replica, such as ``1:2``; some are tried where
-    ``tpot`` is what binds engines that do both, and so are steps of fewer tokens (``max_batched_tokens``). A latency
-    without a percentile is that of 9 in 10 requests. ``requests`` are simulated for each answer.
+    ``tpot`` is what binds engines that do both, and so are steps of fewer tokens (``max_batched_tokens``). What is
+    tried may be a sequence, or text with commas between. A latency without a percentile is that of 9 in 10 requests.
+    ``requests`` are simulated for each answer.
     """
     demand = read_demand(
         model,
@@ -443,14 +444,14 @@ def plan(
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
+    whole = {"tp": tp, "pp": pp, "ep": ep, "max_batched_tokens": max_batched_tokens}
+    counts = {name: tuple(_parse_count(text, name) for text in _list_items(given)) for name, given in whole.items()}
     tried = SearchRange(
-        tuple(tp),
-        tuple(pp),
-        tuple(ep),
-        tuple(units.parse_amount(watts, "W", "power_limit", inclusive=False) for watts in power_limits),
-        tuple(units.parse_amount(clock, "Hz", "clock", inclusive=False) for clock in clocks),
-        tuple(map(_parse_pools, pools)),
-        tuple(max_batched_tokens),
+        *(counts["tp"], counts["pp"], counts["ep"]),
+        tuple(units.parse_amount(watts, "W", "power_limit", inclusive=False) for watts in _list_items(power_limits)),
+        tuple(units.parse_amount(clock, "Hz", "clock", inclusive=False) for clock in _list_items(clocks)),
+        tuple(map(_parse_pools, _list_items(pools))),
+        counts["max_batched_tokens"],
     )
     if not all(1 <= tokens <= MOST_TOKENS[0] for tokens in tried.most_tokens):
         raise bad_value("max_batched_tokens", f"from 1 to {MOST_TOKENS[0]}", max(tried.most_tokens))
@@ -473,6 +474,17 @@ def read_demand(
     if spec is None or spec.kind is not ModelKind.LANGUAGE:
         raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
     return ServiceDemand(spec, units.parse_amount(rate, "/s", "rate", inclusive=False), bounds=bounds, **more)
+
+
+def _list_items(given: str | Sequence[Any] | None) -> Sequence[Any]:
+    """Return what was given as a sequence, or as text with commas between."""
+    return given.split(",") if isinstance(given, str) else given or ()
+
+
+def _parse_count(given: str | int, where: str) -> int:
+    if not str(given).strip().isdecimal() or int(given) < 1:
+        raise bad_value(where, "whole numbers from 1, such as 1,2,4", given)
+    return int(given)
 
 
 def _parse_pools(text: str) -> tuple[int, int]:

@@ -47,7 +47,7 @@ def simulate(
     prompt: str | int = 512,
     output: str | int = 128,
     arrivals: str = "poisson",
-    seconds: str | float = 600.0,
+    seconds: str | float = "600",
     requests: int | None = None,
     seed: int = 1,
     seeds: int = 1,
@@ -64,15 +64,15 @@ def simulate(
     replicas: int = 1,
     router: str = "round-robin",
     prefill_replicas: int = 0,
-    transfer: str | float = TRANSFER_BYTE_PER_S,
+    transfer: str | float = "50GB/s",
     max_batched_tokens: int = 8192,
     max_seqs: int = 256,
     block_tokens: int = 16,
     cache_tokens: int | None = None,
-    memory_utilisation: str | float = 0.9,
-    prefix_hit_rate: str | float = 0.0,
+    memory_utilisation: str | float = "90%",
+    prefix_hit_rate: str | float = "0%",
     speculative_tokens: int = 0,
-    acceptance_rate: str | float = 0.7,
+    acceptance_rate: str | float = "70%",
     ttft: str | float | None = None,
     tpot: str | float | None = None,
     **prices: Unpack[PriceKeywords],
@@ -107,7 +107,9 @@ def simulate(
     bounds = (*parse_latency_bounds("ttft", ttft), *parse_latency_bounds("tpot", tpot))
     money = parse_prices(**prices)
     if (trace is None) == (rate is None):
-        raise bad_value("simulate", "either a rate or a trace", "both" if rate is not None else "neither")
+        raise bad_value(
+            "simulate", "either a rate or a trace (--rate, --trace)", "both" if rate is not None else "neither"
+        )
     settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
     formats = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
     chip, options = (
