@@ -70,13 +70,8 @@ def predict(
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)
-    own = {
-        "operands": operands,
-        "bundle": bundle,
-        "card": card,
-        "force": force,
-        "factors": parse_factors(factor or []),
-    }
+    own: dict[str, Any] = {"operands": operands, "bundle": bundle, "card": card, "force": force}
+    own["factors"] = parse_factors(factor or [])
     predictions = api.predict_many(workloads, chip, **options, **own)
     if plot is not None:
         from wattcast.report.configuration_view import RunSettings, view_configuration

@@ -223,18 +223,15 @@ class CommandDeclaration:
         row = read_help()[self.words].get(name, {"help": ""})
         callback = None if row["help"] else CHECKS.get(name)
         row = row if row["help"] else read_help()["*"][name]
-        limits = {key: float(row[column]) for key, column in (("min", "least"), ("max", "most")) if row[column]}
-        if kind in (int, int | None):
-            limits = {key: int(limit) for key, limit in limits.items()}
         if row["name"].isupper():
             metavar = None if row["name"] == name.upper() else row["name"]
             return parameter.replace(annotation=Annotated[kind, typer.Argument(help=row["help"], metavar=metavar)])
         names = [row["name"] or f"--{name.replace('_', '-')}"] if row["name"] or parameter.default is False else []
-        hidden = row["panel"] == "hidden"
-        panel = None if hidden else row["panel"] or None
-        told = typer.Option(
-            *names, help=row["help"], rich_help_panel=panel, hidden=hidden, callback=callback, **limits
-        )
+        number = int if kind in (int, int | None) else float
+        more: dict[str, Any] = {"callback": callback, "hidden": row["panel"] == "hidden"}
+        more |= {key: number(row[column]) for key, column in (("min", "least"), ("max", "most")) if row[column]}
+        panel = None if more["hidden"] else row["panel"] or None
+        told = typer.Option(*names, help=row["help"], rich_help_panel=panel, **more)
         return parameter.replace(annotation=Annotated[kind, told])
 
 
