@@ -30,6 +30,7 @@ from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult, table_rows
+from wattcast.predictor.prediction_json import take_fields
 from wattcast.report.figure_style import (
     MODULE_COLOURS,
     PREDICTED,
@@ -118,14 +119,11 @@ def assignment_json(found: FleetAssignment) -> dict[str, Any]:
         "wattcast": __version__,
         "aim": str(found.aim),
         "served_share": found.factor,
-        "power_w": found.power_w,
         "peak_power_w": found.peak_w,
-        "cost_per_h": found.cost_per_h,
         "currency": found.currency or None,
-        "binds": found.binds,
+        **take_fields(found, "power_w", "cost_per_h", "binds", "idle_gpus"),
         "assignment": found.rows,
         "workloads": found.served,
-        "idle_gpus": found.idle_gpus,
         "assumptions": list(found.notes),
     }
 
@@ -149,7 +147,7 @@ def print_sweep(console: Console, done: SweepResult) -> None:
     least = [{"least": name, **row} for name, row in zip(BEST_COLUMNS, table_rows(summary.best), strict=True)]
     print_rows(console, least, {"least": "least"} | columns, "The best of each")
     front = table_rows(summary.front)
-    chosen = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, min(MOST_ROWS, len(front))).astype(int))]
+    chosen = _choose_spread(front, MOST_ROWS)
     some = "" if len(chosen) == len(front) else f", {len(chosen)} of {len(front):,} shown"
     print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
     print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
@@ -159,7 +157,7 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
     """Print the best points, a selection of all, and why others cannot be run."""
     said = {"asked_clock_hz": "asked clock", "asked_power_limit_w": "limit", "temperature_c": "temperature"}
     compared = {"speedup": "speed-up", "energy_ratio": "energy ratio"}
-    ran = [point.row | {"slowdown": f"{point.results['slowdown']:.1%}"} for point in found.points if point.results]
+    ran = [_add_slowdown(point) for point in found.points if point.results]
     columns = {name: said.get(name, name) for name in found.axes} | {
         "latency_s": "latency",
         "power_w": "power",
@@ -174,38 +172,41 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
         **({"slowdown": "slowdown"} if set(found.axes) & set(said) else compared),
         "coefficients": "coefficients",
     }
+
+    def name_point(point: Alternative) -> str:
+        return ", ".join(f"{columns[name]} {format_cell(name, value)}" for name, value in point.names.items())
+
+    answer = f"no point fits the memory {found.bound}"
     if least in found.best:
-        at = ", ".join(
-            f"{columns[name]} {format_cell(name, value)}" for name, value in found.best[least].names.items()
-        )
-        bold = found.bolder.get(least)
-        risk = (bold or found.best[least]).describe_risk()
+        chosen, bold = found.best[least], found.bolder.get(least)
+        risk = (bold or chosen).describe_risk()
         if bold is not None:
-            settings = ", ".join(f"{columns[name]} {format_cell(name, value)}" for name, value in bold.names.items())
             column = OBJECTIVE_COLUMNS[least]
-            saved = 1.0 - bold.results[column] / found.best[least].results[column]
-            risk = f"{settings} would take {saved:.1%} less, {risk}"
+            saved = 1.0 - bold.results[column] / chosen.results[column]
+            risk = f"{name_point(bold)} would take {saved:.1%} less, {risk}"
         told = f" ([yellow]{escape(risk)}[/yellow])" if risk else ""
-        console.print(
-            f"[bold]{escape(found.title)}[/bold]: least {least} {found.bound} at {at}{told}", highlight=False
-        )
-    else:
-        console.print(f"[bold]{escape(found.title)}[/bold]: no point fits the memory {found.bound}", highlight=False)
-    best = [
-        {"least": str(aim)} | point.row | {"slowdown": f"{point.results['slowdown']:.1%}"}
-        for aim, point in found.best.items()
-    ]
+        answer = f"least {least} {found.bound} at {name_point(chosen)}{told}"
+    console.print(f"[bold]{escape(found.title)}[/bold]: {answer}", highlight=False)
+    best = [{"least": str(aim)} | _add_slowdown(point) for aim, point in found.best.items()]
     if len(ran) > len(best):
         print_rows(console, best, {"least": "least"} | columns, f"The best of each, {found.bound}")
-    some = [ran[i] for i in np.unique(np.linspace(0, len(ran) - 1, min(40, len(ran))).astype(int))]
-    print_rows(
-        console, some, columns, f"{len(some)} of {len(ran):,} points" if len(some) < len(ran) else "All points"
-    )
+    some = _choose_spread(ran, 40)
+    title = f"{len(some)} of {len(ran):,} points" if len(some) < len(ran) else "All points"
+    print_rows(console, some, columns, title)
     for point in found.points:
         if point.reason:
             names = ", ".join(str(value) for value in point.names.values())
             console.print(f"{escape(names)}: {escape(point.reason)}", highlight=False)
     print_notes(console, [*(note for point in found.points for note in point.notes), *found.prices.notes])
+
+
+def _add_slowdown(point: Alternative) -> dict[str, Any]:
+    return point.row | {"slowdown": f"{point.results['slowdown']:.1%}"}
+
+
+def _choose_spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return at most so many rows, spread evenly over all."""
+    return [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
 
 
 def print_assignment(console: Console, found: FleetAssignment) -> None:
@@ -216,17 +217,9 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
         + ("" if found.cost_per_h is None else f"; {found.cost_per_h:.4g} {found.currency or 'cost'} an hour"),
         highlight=False,
     )
-    columns = {
-        "workload": "workload",
-        "gpu": "gpu",
-        "gpus": "GPUs",
-        "replica": "replica",
-        "clock_hz": "clock",
-        "busy_share": "busy",
-        "power_w_per_gpu": "power each",
-        "requests_per_s": "requests/s",
-        "energy_j_per_request": "J/request",
-    }
+    columns = {"workload": "workload", "gpu": "gpu", "gpus": "GPUs", "replica": "replica", "clock_hz": "clock"}
+    columns |= {"busy_share": "busy", "power_w_per_gpu": "power each"}
+    columns |= {"requests_per_s": "requests/s", "energy_j_per_request": "J/request"}
     more = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "risk": "risk"}
     columns |= {name: title for name, title in more.items() if any(row.get(name) for row in found.rows)}
     print_rows(console, found.rows, columns, f"Assignment for {found.aim}")
@@ -437,8 +430,7 @@ def draw_assignment(found: FleetAssignment, source: str) -> Figure:
 
 def draw_plan(result: PlanResult) -> Figure:
     """Draw every simulated plan by GPUs and joules per output token, with the Pareto front and the best."""
-    figure = new_figure(8.0, 4.5)
-    axes = figure.subplots()
+    figure, axes = new_axes(8.0, 4.5)
     kinds = list(dict.fromkeys(plan_made.option.gpu.name for plan_made in result.plans))
     for kind, colour in zip(kinds, SERIES_COLOURS, strict=False):
         points = [(p.gpus, p.energy_j_per_token) for p in result.plans if p.option.gpu.name == kind]
@@ -446,9 +438,7 @@ def draw_plan(result: PlanResult) -> Figure:
     front = [(p.gpus, p.energy_j_per_token) for p in result.front]
     axes.plot(*zip(*front, strict=True), "-", color="0.4", lw=1.0, label="none is better in both")
     axes.plot(result.best.gpus, result.best.energy_j_per_token, "o", ms=13, mfc="none", color="k", label="best")
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("Energy per output token (J)")
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False)
+    axes.set(xlabel="GPUs", ylabel="Energy per output token (J)", xlim=(0, None))
     axes.set_title(f"{result.demand.model.name} at {result.demand.rate_per_s:g} requests/s")
+    axes.legend(frameon=False)
     return add_caption(figure, "; ".join(list_plan_notes(result)[:3]))

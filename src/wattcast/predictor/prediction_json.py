@@ -30,6 +30,11 @@ GOOD, FAIR = 0.15, 0.35  # largest half-width of an interval, over the value, th
 MUCH_WAITING = 0.1  # share of the time beyond which the host, which differs by machine, decides
 
 
+def take_fields(of: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of an object by name, as JSON has them."""
+    return {name: getattr(of, name) for name in names}
+
+
 class ModuleOut(msgspec.Struct):
     name: str
     power_w: float

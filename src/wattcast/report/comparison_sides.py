@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -33,7 +34,7 @@ from wattcast.core.units import show
 from wattcast.fit import whole_models
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut
+from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut, take_fields
 from wattcast.report.comparison import (
     CALLS,
     CLOCK,
@@ -318,29 +319,22 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}", highlight=False)
     console.print(f"B against A: {write_sentence(found)}", style="bold", highlight=False)
     rows = new_table("", "A", "B", "B - A", "")
-    for name, column, unit in _QUANTITIES:
-        left, right = getattr(found.a, column), getattr(found.b, column)
-        rows.add_row(
-            name, show(left, unit), show(right, unit), _format_signed(right - left, unit), f"{right / left - 1:+.1%}"
-        )
-    for name, column in (("clock", "clock_hz"), ("effective clock", "effective_hz")):
+    for name, column, unit in (*_QUANTITIES, ("clock", "clock_hz", "Hz"), ("effective clock", "effective_hz", "Hz")):
         left, right = getattr(found.a, column), getattr(found.b, column)
         if left and right:
-            change = f"{right / left - 1:+.1%}"
-            rows.add_row(name, show(left, "Hz"), show(right, "Hz"), _format_signed(right - left, "Hz"), change)
+            change = _format_signed(right - left, unit), f"{right / left - 1:+.1%}"
+            rows.add_row(name, show(left, unit), show(right, unit), *change)
     console.print(rows)
     console.print(_tabulate_terms(found))
     if found.operators:
         console.print(_tabulate_operators(found))
     if found.module_w:
         modules = new_table("module", "power", "energy")
-        for name in sorted(found.module_w, key=lambda n: -abs(found.module_w[n])):
-            modules.add_row(
-                name, _format_signed(found.module_w[name], "W"), _format_signed(found.module_j[name], "J")
-            )
+        for name, watts in sorted(found.module_w.items(), key=lambda item: -abs(item[1])):
+            modules.add_row(name, _format_signed(watts, "W"), _format_signed(found.module_j[name], "J"))
         console.print(modules)
-    for note in dict.fromkeys(found.notes):
-        console.print(f"  - {escape(note)}", style="dim", highlight=False)
+    for note in (f"  - {note}" for note in dict.fromkeys(found.notes)):
+        console.print(note, style="dim", highlight=False, markup=False)
     console.print(f"Rule: {found.rule}.", style="dim", highlight=False)
 
 
@@ -360,15 +354,10 @@ def write_sentence(found: RunComparison) -> str:
 
 def _tabulate_terms(found: RunComparison) -> Any:
     rows = new_table("caused by", *(name for name, _, _ in _QUANTITIES))
-    names = dict.fromkeys(term for _, column, _ in _QUANTITIES for term in getattr(found, column))
-    for name in names:
-        cells = [
-            _format_signed(getattr(found, column)[name], unit) if name in getattr(found, column) else ""
-            for _, column, unit in _QUANTITIES
-        ]
-        rows.add_row(name, *cells)
-    totals = [_format_signed(sum(getattr(found, column).values()), unit) for _, column, unit in _QUANTITIES]
-    rows.add_row("together", *totals, style="bold")
+    terms = [(getattr(found, column), unit) for _, column, unit in _QUANTITIES]
+    for name in dict.fromkeys(name for of, _ in terms for name in of):
+        rows.add_row(name, *(_format_signed(of[name], unit) if name in of else "" for of, unit in terms))
+    rows.add_row("together", *(_format_signed(sum(of.values()), unit) for of, unit in terms), style="bold")
     return rows
 
 
@@ -384,28 +373,24 @@ def _tabulate_operators(found: RunComparison) -> Any:
     for pair in ranked[:MOST_LISTED]:
         counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
         calls = " -> ".join(dict.fromkeys(counts))
-        rows.add_row(
-            escape(pair.name), calls, *_format_cells(pair.total_s, pair.total_w, pair.total_j, bool(pair.energy_j))
-        )
+        rows.add_row(escape(pair.name), calls, *_format_sums([pair]))
     rest = ranked[MOST_LISTED:]
     if rest:
-        seconds, watts, joules = (sum(getattr(p, name) for p in rest) for name in ("total_s", "total_w", "total_j"))
-        rows.add_row(
-            f"... {len(rest)} more", "", *_format_cells(seconds, watts, joules, any(p.energy_j for p in rest))
-        )
+        rows.add_row(f"... {len(rest)} more", "", *_format_sums(rest))
     gap_s, gap_j = found.b.gap_s - found.a.gap_s, found.energy_j.get("idle gaps")
-    rows.add_row(
-        "idle gaps", "", *_format_cells(gap_s, found.power_w.get("idle gaps", 0.0), gap_j or 0.0, gap_j is not None)
-    )
+    gaps = _format_cells(gap_s, found.power_w.get("idle gaps", 0.0), gap_j or 0.0, gap_j is not None)
+    rows.add_row("idle gaps", "", *gaps)
     return rows
 
 
+def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
+    sums = (sum(getattr(pair, name) for pair in pairs) for name in ("total_s", "total_w", "total_j"))
+    return _format_cells(*sums, any(pair.energy_j for pair in pairs))
+
+
 def _format_cells(seconds: float, watts: float, joules: float, known: bool) -> list[str]:
-    return [
-        _format_signed(seconds, "s"),
-        _format_signed(watts, "W") if known else "",
-        _format_signed(joules, "J") if known else "",
-    ]
+    power = [_format_signed(watts, "W"), _format_signed(joules, "J")] if known else ["", ""]
+    return [_format_signed(seconds, "s"), *power]
 
 
 _NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution
@@ -434,27 +419,22 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
 
 def _side_to_plain(side: RunSummary) -> dict[str, Any]:
     return {
-        "name": side.name,
-        "measured": side.measured,
-        "latency_s": side.latency_s,
-        "power_w": side.power_w,
-        "energy_j": side.energy_j,
-        "clock_hz": side.clock_hz,
+        **take_fields(side, "name", "measured", "latency_s", "power_w", "energy_j", "clock_hz"),
         "effective_clock_hz": side.effective_hz,
         "idle_gaps_s": side.gap_s if side.parts else None,
     }
 
 
 def _pair_to_plain(pair: PartDifference) -> dict[str, Any]:
+    sides = (pair.a, pair.b)
     return {
-        "name": pair.name,
-        "family": pair.family,
-        "calls": [pair.a.calls if pair.a else 0.0, pair.b.calls if pair.b else 0.0],
-        "seconds": [pair.a.seconds if pair.a else 0.0, pair.b.seconds if pair.b else 0.0],
+        **take_fields(pair, "name", "family"),
+        "calls": [part.calls if part else 0.0 for part in sides],
+        "seconds": [part.seconds if part else 0.0 for part in sides],
         "latency_s": pair.total_s,
         "energy_j": pair.total_j if pair.energy_j else None,
         "power_w": pair.total_w if pair.power_w else None,
-        "terms": {"latency_s": pair.latency_s, "energy_j": pair.energy_j, "power_w": pair.power_w},
+        "terms": take_fields(pair, "latency_s", "energy_j", "power_w"),
     }
 
 

@@ -29,11 +29,12 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core import units
 from wattcast.core.arrays import pareto_front
-from wattcast.core.errors import BadInput, WattcastError, bad_value, unknown_name
+from wattcast.core.errors import BadInput, WattcastError, bad_value, check_names
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Fabric
 from wattcast.predictor.api import find_gpu, predict
+from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace
@@ -189,12 +190,10 @@ class PlanOption:
     @property
     def layout(self) -> str:
         """Say how the GPUs of a replica share the model: ``tp 8 x pp 2, ep 8``."""
-        own = self.shared
-        words = [
-            f"{name} {getattr(own, name)}" for name in ("tp", "pp", "dp") if name == "tp" or getattr(own, name) > 1
-        ]
+        counts = take_fields(self.shared, "tp", "pp", "dp")
+        words = [f"{name} {count}" for name, count in counts.items() if name == "tp" or count > 1]
         apart = f", {self.pools[0]} prefill + {self.pools[1]} decode" if self.pools[0] else ""
-        return " x ".join(words) + (f", ep {own.ep}" if own.ep > 1 else "") + apart
+        return " x ".join(words) + (f", ep {self.shared.ep}" if self.shared.ep > 1 else "") + apart
 
     @property
     def setting(self) -> str:
@@ -301,39 +300,29 @@ class ServingPlan:
 
     def make_row(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        prices, seconds = self.demand.prices, 1.0 / self.demand.rate_per_s
-        cost = prices.cost(self.option.gpu.name, self.energy_j_per_request, self.gpus * seconds)
+        option, prices, seconds = self.option, self.demand.prices, 1.0 / self.demand.rate_per_s
+        cost = prices.cost(option.gpu.name, self.energy_j_per_request, self.gpus * seconds)
         carbon = prices.carbon_g(self.energy_j_per_request)
         million = 1e6 / (self.output_tokens_per_s * seconds)
         found = self.result.summarise()
         return {
-            "gpu": self.option.gpu.name,
-            "gpus": self.gpus,
-            "replicas": self.replicas,
-            "layout": self.option.layout,
-            **{name: getattr(self.option.shared, name) for name in ("tp", "pp", "dp", "ep")},
-            **dict(zip(("prefill_engines", "decode_engines"), self.option.pools, strict=True)),
-            "power_limit_w": self.option.power_limit_w,
-            "clock_hz": self.option.clock_hz,
-            "setting": self.option.setting,
-            "max_seqs": self.option.max_seqs,
-            "max_batched_tokens": self.option.settings.max_batched_tokens,
+            "gpu": option.gpu.name,
+            **take_fields(self, "gpus", "replicas"),
+            **take_fields(option, "layout", "power_limit_w", "clock_hz", "setting", "max_seqs"),
+            **take_fields(option.shared, "tp", "pp", "dp", "ep"),
+            **dict(zip(("prefill_engines", "decode_engines"), option.pools, strict=True)),
+            "max_batched_tokens": option.settings.max_batched_tokens,
             "rate_per_replica_per_s": self.demand.rate_per_s / self.replicas,
             "capacity_per_replica_per_s": self.capacity_per_s,
             "load_share": self.demand.rate_per_s / self.replicas / self.capacity_per_s,
-            "ttft_s": found["ttft_s"],
-            "tpot_s": found["tpot_s"],
-            "output_tokens_per_s": self.output_tokens_per_s,
-            "power_w": self.power_w,
-            "energy_j_per_token": self.energy_j_per_token,
-            "energy_j_per_request": self.energy_j_per_request,
+            **{name: found[name] for name in ("ttft_s", "tpot_s")},
+            **take_fields(self, "output_tokens_per_s", "power_w", "energy_j_per_token", "energy_j_per_request"),
             "cost_per_request": cost,
             "cost_per_million_tokens": None if cost is None else cost * million,
             "carbon_g_per_request": carbon,
             "carbon_g_per_million_tokens": None if carbon is None else carbon * million,
-            "binds": self.binds,
             "growth": self.list_growth(),
-            "risk": self.risk,
+            **take_fields(self, "binds", "risk"),
         }
 
 
@@ -362,9 +351,7 @@ class PlanResult:
         return {
             "wattcast": __version__,
             "model": self.demand.model.name,
-            "rate_per_s": self.demand.rate_per_s,
-            "prompt": self.demand.prompt,
-            "output": self.demand.output,
+            **take_fields(self.demand, "rate_per_s", "prompt", "output"),
             "minimise": str(self.demand.aim),
             "currency": self.demand.prices.currency or None,
             "best": self.best.make_row(),
@@ -416,30 +403,25 @@ def plan(
     tried may be a sequence, or text with commas between. A latency without a percentile is that of 9 in 10 requests.
     ``requests`` are simulated for each answer.
     """
+    check_names("objective", minimise, list(PlanAim))
+    aim, money = PlanAim(minimise), parse_prices(**prices)
+    formats = {"dtype": dtype, "quantization": quantization, "kv_dtype": kv_dtype, "weights": weights}
+    most_w = None if site_power is None else units.parse_amount(site_power, "W", "site_power", inclusive=False)
     demand = read_demand(
         model,
         rate,
         (*parse_latency_bounds("ttft", ttft, PERCENTILE), *parse_latency_bounds("tpot", tpot, PERCENTILE)),
-        prompt=prompt,
-        output=output,
+        **{"prompt": prompt, "output": output, "arrivals": arrivals, "seed": seed, "requests": requests},
         headroom=units.parse_amount(headroom, "", "headroom"),
         spare_replicas=spare_replicas,
-        site_power_w=math.inf
-        if site_power is None
-        else units.parse_amount(site_power, "W", "site_power", inclusive=False),
-        arrivals=arrivals,
-        options=ModelOptions.from_names(
-            dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, weights=weights, stack="engine"
-        ),
-        seed=seed,
-        requests=requests,
+        site_power_w=math.inf if most_w is None else most_w,
+        options=ModelOptions.from_names(**formats, stack="engine"),
+        aim=aim,
+        prices=money,
     )
-    if minimise not in list(PlanAim):
-        raise unknown_name("objective", minimise, list(PlanAim), f"Known: {', '.join(PlanAim)}.")
     if spare_replicas < 0:
         raise bad_value("spare_replicas", "zero or more", spare_replicas)
-    chips = [find_gpu(name) for name in (gpu.split(",") if isinstance(gpu, str) else gpu)]
-    aim, money = PlanAim(minimise), parse_prices(**prices)
+    chips = [find_gpu(name) for name in _list_items(gpu)]
     if aim is PlanAim.COST and all(money.cost(chip.name, 1.0, 1.0) is None for chip in chips):
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
@@ -455,7 +437,6 @@ def plan(
     )
     if not all(1 <= tokens <= MOST_TOKENS[0] for tokens in tried.most_tokens):
         raise bad_value("max_batched_tokens", f"from 1 to {MOST_TOKENS[0]}", max(tried.most_tokens))
-    demand = replace(demand, aim=aim, prices=money)
     found = _search_options(PlanResult(demand), chips, tried)
     for more in ({"most_tokens": FEWER_TOKENS}, {"pools": POOLS}):
         late = demand.bounds_tokens and (not found.plans or "TPOT" in found.best.failed)

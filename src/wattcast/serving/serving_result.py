@@ -18,7 +18,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import write_table
-from wattcast.predictor.prediction_json import AnswerLine, round_number
+from wattcast.predictor.prediction_json import AnswerLine, round_number, take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
 from wattcast.serving.arrivals import Trace
@@ -249,14 +249,10 @@ class ServingResult:
         joules, hours = self.energy_j, self.gpu_count * self.length_s
         cost, carbon_g = self.prices.cost(self.gpu, joules, hours), self.prices.carbon_g(joules)
         total_tokens = self.output_tokens + int(self.trace.prompt_tokens.sum())
-        queue = self._time_mean("waiting")
-        found: dict[str, Any] = {
-            "model": self.model,
-            "gpu": self.gpu,
-            "gpu_count": self.gpu_count,
+        return {
+            **take_fields(self, "model", "gpu", "gpu_count"),
             "replicas": len(self.runs) // self.lanes,
-            "requests": self.requests,
-            "length_s": self.length_s,
+            **take_fields(self, "requests", "length_s"),
             "prompt_tokens": int(self.trace.prompt_tokens.sum()),
             "output_tokens": self.output_tokens,
             "ttft_s": percentiles(self.ttft_s),
@@ -264,24 +260,20 @@ class ServingResult:
             "inter_token_s": weighted_percentiles(gap_s, weight),
             "latency_s": percentiles(self.latency_s),
             "requests_per_s": self.requests / self.length_s,
-            "output_tokens_per_s": self.output_tokens_per_s,
-            "goodput_per_s": self.goodput_per_s,
-            "good_share": self.good_share,
+            **take_fields(self, "output_tokens_per_s", "goodput_per_s", "good_share"),
             "bounds": [
                 {"bound": str(bound), "most_s": bound.seconds, "found_s": bound.measure(self)}
                 for bound in self.bounds
                 if bound.percentile is not None
             ],
-            "power_w": self.power_w,
-            "p95_power_w": self.p95_power_w,
-            "peak_power_w": self.peak_power_w,
+            **take_fields(self, "power_w", "p95_power_w", "peak_power_w"),
             "held_power_w": sum(run.gpu_count * run.limit_w for run in self.runs),
             "energy_j": joules,
             "energy_j_per_request": joules / self.requests,
             "energy_j_per_token": self.energy_j_per_token,
             "energy_j_per_total_token": joules / total_tokens,
             "preemptions": self.preemptions,
-            "queue": queue,
+            "queue": self._time_mean("waiting"),
             "batch": self._time_mean("decodes"),
             "cache_use": self._time_mean("cache_use"),
             "busy_share": self._busy_share(),
@@ -294,7 +286,6 @@ class ServingResult:
             },
             "assumptions": list(self.assumptions),
         }
-        return found
 
     def _time_mean(self, column: str) -> dict[str, float]:
         """Return the mean over time and the most of a column, per replica."""
@@ -315,16 +306,8 @@ class ServingResult:
         """Write every request to ``path`` and every run of steps beside it (``NAME-steps``), as Parquet."""
         if path.suffix != ".parquet":
             raise bad_value("--out", "a .parquet file", path.name)
-        trace = self.trace
-        columns: dict[str, Any] = {
-            "arrival_s": trace.arrival_s,
-            "prompt_tokens": trace.prompt_tokens,
-            "output_tokens": trace.output_tokens,
-            "first_token_s": self.first_token_s,
-            "last_token_s": self.last_token_s,
-            "ttft_s": self.ttft_s,
-            "tpot_s": self.tpot_s,
-        }
+        columns = take_fields(self.trace, "arrival_s", "prompt_tokens", "output_tokens")
+        columns |= take_fields(self, "first_token_s", "last_token_s", "ttft_s", "tpot_s")
         steps_path = path.with_name(f"{path.stem}-steps.parquet")
         parts = [{"replica": np.full(len(r.segments["steps"]), i), **r.segments} for i, r in enumerate(self.runs)]
         steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -402,18 +385,12 @@ def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLi
     peak = f"{watts('peak_power_w')} peak over {units.show(PEAK_INTERVAL_S, 's')}"
     if found["peak_power_w"] > found["held_power_w"]:
         peak += f": until the governor reacts, then {watts('held_power_w')} at most"
+    tokens = round_number(found["output_tokens_per_s"], 3)
+    spent = f"{joules('energy_j_per_request')} a request, {joules('energy_j')} in all"
     batch, queue, cache = found["batch"], found["queue"], found["cache_use"]
     lines = [
-        AnswerLine(
-            "throughput",
-            f"{round_number(found['output_tokens_per_s'], 3)} output tokens/s",
-            f"{found['requests_per_s']:.3g} requests/s",
-        ),
-        AnswerLine(
-            "energy",
-            f"{joules('energy_j_per_token')}/output token",
-            f"{joules('energy_j_per_request')} a request, {joules('energy_j')} in all",
-        ),
+        AnswerLine("throughput", f"{tokens} output tokens/s", f"{found['requests_per_s']:.3g} requests/s"),
+        AnswerLine("energy", f"{joules('energy_j_per_token')}/output token", spent),
         AnswerLine("total power", f"{watts('power_w')} mean", f"{watts('p95_power_w')} p95; {peak}"),
         AnswerLine(
             "engine",
@@ -456,23 +433,19 @@ def draw_serving(result: ServingResult) -> Figure:
             known = values[np.isfinite(values)]
             if len(known):
                 axes.plot(np.percentile(known, share), share, color=colour, label=name)
-        axes.set_xlabel(label)
-        axes.set_ylabel("Requests (%)")
+        axes.set(xlabel=label, ylabel="Requests (%)")
         axes.legend(frameon=False)
     time_s, power_w = result.power_over_time(max(POWER_INTERVAL_S, result.length_s / _MOST_POINTS))
     bottom_left.step(time_s, power_w, where="post", color=SERIES_COLOURS[0], lw=0.8)
     bottom_left.axhline(result.power_w, color=SERIES_COLOURS[1], lw=1.0, label="mean")
-    bottom_left.set_xlabel("Time (s)")
-    bottom_left.set_ylabel("Power (W)")
-    bottom_left.set_ylim(bottom=0.0)
+    bottom_left.set(xlabel="Time (s)", ylabel="Power (W)", ylim=(0.0, None))
     bottom_left.legend(frameon=False)
     busiest = max(result.runs, key=lambda run: len(run.segments["steps"]))
     stride = max(len(busiest.segments["steps"]) // _MOST_POINTS, 1)
     for place, (name, column) in enumerate((("decoding", "decodes"), ("waiting", "waiting"))):
         times, counts = busiest.segments["begin_s"][::stride], busiest.segments[column][::stride]
         bottom_right.step(times, counts, where="post", color=SERIES_COLOURS[place], lw=0.8, label=name)
-    bottom_right.set_xlabel("Time (s)")
-    bottom_right.set_ylabel("Requests of one replica")
+    bottom_right.set(xlabel="Time (s)", ylabel="Requests of one replica")
     bottom_right.legend(frameon=False)
     figure.suptitle(f"{result.model} on {result.gpu_count} x {result.gpu}: {result.requests} requests")
     return add_caption(figure, "; ".join([f"simulated: {result.trace.name}", *result.assumptions]))

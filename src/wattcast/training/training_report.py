@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core import units
-from wattcast.predictor.prediction_json import AnswerLine, count_digits, round_number, span_numbers
+from wattcast.predictor.prediction_json import AnswerLine, count_digits, round_number, span_numbers, take_fields
 from wattcast.training.train_job import TrainingResult
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
     low, high = result.relative_interval
     best = recommend_limit(result)
     return {
-        **_take_fields(result, "model", "gpu", "gpus", "tokens", "seq"),
+        **take_fields(result, "model", "gpu", "gpus", "tokens", "seq"),
         "strategy": {
-            **_take_fields(result.strategy, "dp", "tp", "pp", "cp", "ep", "interleave"),
+            **take_fields(result.strategy, "dp", "tp", "pp", "cp", "ep", "interleave"),
             "sharding": str(result.strategy.sharding),
             "recompute": str(result.strategy.recompute),
-            **_take_fields(result.strategy, "micro_batch", "accumulation", "global_batch"),
+            **take_fields(result.strategy, "micro_batch", "accumulation", "global_batch"),
             "reason": result.reason,
         },
         "step_s": result.step_s,
@@ -36,7 +36,7 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
         "power_over_step": power_over_step(result),
         "tokens_per_s": result.tokens_per_s,
         "tokens_per_s_per_gpu": result.tokens_per_s / result.gpus,
-        **_take_fields(
+        **take_fields(
             result, "mfu", "hours", "gpu_hours", "power_w", "peak_power_w", "energy_kwh", "site_energy_kwh"
         ),
         "energy_j_per_token": result.energy_kwh * 3.6e6 / result.tokens,
@@ -62,10 +62,6 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
         "pipeline_slack_kwh": result.slack_kwh,
         "assumptions": list(result.assumptions),
     }
-
-
-def _take_fields(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
 
 
 def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
@@ -127,24 +123,18 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
 
     pue = "" if result.prices.pue == 1.0 else f" and a PUE of {result.prices.pue:g}"
     with_hosts = f"{number(result.site_energy_kwh)} kWh with hosts{pue}"
+    each_token = f"{number(found['energy_j_per_token'])} J/token"
+    peak = show(result.peak_power_w, "W")
     lines = [
         AnswerLine("time", f"{hours} h", f"{hours_span} h; {number(result.gpu_hours)} GPU hours"),
-        AnswerLine(
-            "energy",
-            f"{number(result.energy_kwh)} kWh",
-            f"at the GPUs; {with_hosts}; {number(found['energy_j_per_token'])} J/token",
-        ),
-        AnswerLine(
-            "power",
-            show(result.power_w, "W"),
-            f"mean of all GPUs; {show(result.peak_power_w, 'W')} while all compute",
-        ),
+        AnswerLine("energy", f"{number(result.energy_kwh)} kWh", f"at the GPUs; {with_hosts}; {each_token}"),
+        AnswerLine("power", show(result.power_w, "W"), f"mean of all GPUs; {peak} while all compute"),
     ]
     if result.cost is not None:
         lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
     if result.carbon_kg is not None:
         lines.append(AnswerLine("carbon", f"{number(result.carbon_kg)} kg CO2e"))
-    each = number(result.tokens_per_s / result.gpus)
+    each = f"{number(result.tokens_per_s / result.gpus)} a GPU; {result.mfu:.0%} of the peak (MFU)"
     parts = ", ".join(f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0)
     byte = found["memory_byte"]
     memory = ", ".join(f"{name} {units.show(byte[name], 'byte', 3)}" for name in _MEMORY if byte[name])
@@ -152,9 +142,7 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
     verdict = "fits" if found["fits"] else "DOES NOT FIT"
     return [
         *lines,
-        AnswerLine(
-            "speed", f"{number(result.tokens_per_s)} tokens/s", f"{each} a GPU; {result.mfu:.0%} of the peak (MFU)"
-        ),
+        AnswerLine("speed", f"{number(result.tokens_per_s)} tokens/s", each),
         AnswerLine("step", show(result.step_s, "s"), f"of {result.step_tokens:,} tokens: {parts}"),
         AnswerLine("shared", str(result.strategy), result.reason),
         AnswerLine("memory", verdict, f"{need} of {have} usable: {memory}"),
@@ -172,8 +160,7 @@ def draw_training(result: TrainingResult) -> Figure:
         length, watts = float(part["length_s"]), float(part["power_w"])
         left.bar(begin, watts / 1e3, width=length, align="edge", color=colour, label=str(part["part"]))
         begin += length
-    left.set_xlabel("Time in a step (s)")
-    left.set_ylabel("Power of all GPUs (kW)")
+    left.set(xlabel="Time in a step (s)", ylabel="Power of all GPUs (kW)")
     left.margins(y=0.25)
     left.legend(frameon=False, loc="upper right", ncols=2)
     watts, _, hours, kwh = np.array(result.curve).T
@@ -182,8 +169,7 @@ def draw_training(result: TrainingResult) -> Figure:
         right.annotate(f"{w:.0f} W", (h, e), textcoords="offset points", xytext=(6, 6))
     best = list(watts).index(recommend_limit(result))
     right.plot(hours[best], kwh[best], "o", ms=11, mfc="none", color=SERIES_COLOURS[1], label="recommended")
-    right.set_xlabel("Time (h)")
-    right.set_ylabel("Energy of the GPUs (kWh)")
+    right.set(xlabel="Time (h)", ylabel="Energy of the GPUs (kWh)")
     right.legend(frameon=False)
     figure.suptitle(f"{_write_title(result)}, {result.hours:.3g} h")
     return add_caption(figure, "; ".join(result.assumptions[:4]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 import sys
 import traceback
 from collections import OrderedDict
@@ -150,9 +151,7 @@ def list_catalogue() -> CatalogueOut:
     """Return every GPU and model with its key facts; cards in data centres come first, those of museums last."""
     gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
     models = map(model_catalogue.load_model, model_catalogue.list_models())
-    return CatalogueOut(
-        __version__, [_gpu_to_output(gpu) for gpu in gpus], [_model_to_output(model) for model in models]
-    )
+    return CatalogueOut(__version__, list(map(_gpu_to_output, gpus)), list(map(_model_to_output, models)))
 
 
 def _gpu_to_output(gpu: Gpu) -> GpuOut:
@@ -249,12 +248,7 @@ def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> by
         p = look.prediction
         for share in p.ops:
             watts = {m.name: float(m.power_w) for m in share.modules}
-            words = [
-                _quote_formula(p.name),
-                _quote_formula(p.gpu),
-                _quote_formula(str(share.op)),
-                _quote_formula(share.op.label),
-            ]
+            words = map(_quote_formula, (p.name, p.gpu, str(share.op), share.op.label))
             numbers = [share.count, float(share.latency_s), float(share.power_w), float(share.energy_j)]
             writer.writerow([index, *words, *numbers, *(watts.get(part, "") for part in parts)])
     return out.getvalue().encode()
@@ -321,47 +315,31 @@ def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
     return {"against_first": pairs}
 
 
+_UNIT = re.compile(r"_(per_s|hz|w|s|c)$")
+_NOT_SENT = {"model", "file", "price_per_h", "electricity_per_kwh", "gpu", "percentile", "trace_name", "precision"}
+
+
+def _library_keywords(asked: request_schema.Workload) -> dict[str, Any]:
+    """Return the fields of a question as the library takes them: ``clock_hz`` is ``clock``, and numbers are SI."""
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if name not in _NOT_SENT}
+    return {_UNIT.sub("", name): value for name, value in given.items()} | dict(asked.prices())
+
+
 def _answer_plan(asked: request_schema.PlanRequest) -> dict[str, Any]:
-    ttft, tpot = (None if s is None else f"p{asked.percentile:g}:{s}s" for s in (asked.ttft_s, asked.tpot_s))
-    return plan(
-        _model_of(asked),
-        [_load_card(name)[0] for name in asked.gpus],
-        rate=asked.rate_per_s,
-        prompt=asked.prompt,
-        output=asked.output,
-        minimise=asked.minimise,
-        headroom=asked.headroom,
-        site_power=asked.site_power_w,
-        dtype=asked.dtype,
-        kv_dtype=asked.kv_dtype,
-        weights=asked.weights,
-        **asked.prices(),
-        ttft=ttft,
-        tpot=tpot,
-        requests=request_schema.PLAN_REQUESTS,
-    ).to_dict()
+    given = _library_keywords(asked)
+    cards = [_load_card(name)[0] for name in given.pop("gpus")]
+    for name in ("ttft", "tpot"):
+        given[name] = None if given[name] is None else f"p{asked.percentile:g}:{given[name]}s"
+    return plan(_model_of(asked), cards, **given, requests=request_schema.PLAN_REQUESTS).to_dict()
 
 
 def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
     trace = None if asked.trace is None else parse_trace(asked.trace.encode(), _clip_label(asked.trace_name))
     count = len(trace) if trace is not None else (asked.rate_per_s or 0.0) * asked.seconds
     if count > request_schema.MOST_SIMULATED:
-        raise BadInput(
-            f"{count:,.0f} requests; over HTTP at most {request_schema.MOST_SIMULATED:,}. Use the command line."
-        )
-    given = ("prompt", "output", "seconds", "arrivals", "dtype", "weights", "kv_dtype", "tp", "replicas")
-    found = simulate(
-        _model_of(asked),
-        _load_card(asked.gpu)[0],
-        trace=trace,
-        rate=asked.rate_per_s,
-        clock=asked.clock_hz,
-        power_limit=asked.power_limit_w,
-        ttft=asked.ttft_s,
-        tpot=asked.tpot_s,
-        **asked.prices(),
-        **{name: getattr(asked, name) for name in given},
-    )
+        most = f"over HTTP at most {request_schema.MOST_SIMULATED:,}"
+        raise BadInput(f"{count:,.0f} requests; {most}. Use the command line.")
+    found = simulate(_model_of(asked), _load_card(asked.gpu)[0], **_library_keywords(asked) | {"trace": trace})
     start_s, power_w = found.power_over_time(found.length_s / MOST_POINTS)
     columns = {name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")}
     over_time = {"start_s": start_s, "power_w": power_w, **columns}
@@ -369,17 +347,8 @@ def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
 
 
 def _answer_train(asked: request_schema.TrainingRequest) -> dict[str, Any]:
-    given = ("gpus", "tokens", "seq", "lora", "minimise")
-    found = train(
-        _model_of(asked),
-        _load_card(asked.gpu)[0],
-        dtype=asked.precision,
-        clock=asked.clock_hz,
-        power_limit=asked.power_limit_w,
-        **asked.prices(),
-        **{name: getattr(asked, name) for name in given},
-    )
-    return summarise_training(found)
+    given = _library_keywords(asked)
+    return summarise_training(train(_model_of(asked), _load_card(asked.gpu)[0], dtype=asked.precision, **given))
 
 
 def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
@@ -409,16 +378,9 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     work = _load_workload(asked)
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
     gpu, bundle = _load_card(asked.gpu)
-    settings = configuration_view.RunSettings(
-        asked.clock_hz,
-        asked.power_limit_w,
-        asked.host_launch_s,
-        asked.temperature_c,
-        asked.duration_s,
-        data=asked.data,
-        bundle=bundle,
-        force=True,  # the page says itself what does not fit
-    )
+    names = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
+    given = {name: value for name, value in _library_keywords(asked).items() if name in names}
+    settings = configuration_view.RunSettings(**given, bundle=bundle, force=True)  # the page says what does not fit
     seen = configuration_view.view_configuration(work, gpu, options, settings)
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
