@@ -175,10 +175,7 @@ def predict_steady_step(
     sequences = decodes + len(chunks)
     other_s = host.schedule_s + host.schedule_per_sequence_s * sequences + host.admit_s * admitted
     host_s = launch_s + other_s + host.output_s + host.output_per_sequence_s * sequences
-    if chunks:
-        cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + len(chunks))
-    else:
-        cost = costs.decode_cost(tokens, decodes, context)
+    cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + len(chunks))
     return govern_steps(costs, cost, 1, host_s)
 
 
@@ -323,15 +320,8 @@ class EngineReplica:
             self.run_until(math.inf)
         table = np.array(self._segments).reshape(-1, len(SEGMENT_COLUMNS))
         columns = {name: table[:, place] for place, name in enumerate(SEGMENT_COLUMNS)}
-        return ReplicaRun(
-            np.array(self.first_token_s),
-            np.array(self.last_token_s),
-            columns,
-            self.preemptions,
-            self.costs.gpu_count,
-            self.costs.idle_w,
-            self.costs.limit_w,
-        )
+        costs, moments = self.costs, (np.array(self.first_token_s), np.array(self.last_token_s))
+        return ReplicaRun(*moments, columns, self.preemptions, costs.gpu_count, costs.idle_w, costs.limit_w)
 
     @property
     def waiting(self) -> int:
@@ -563,14 +553,10 @@ class EngineReplica:
 
     def _hand_out(self, moment_s: float) -> None:
         """Note the moment at which tokens of the step before reach their requests."""
-        if self._first:
-            for request in self._first:
-                self.first_token_s[request] = moment_s
-            self._first = []
-        if self._last:
-            for request in self._last:
-                self.last_token_s[request] = moment_s
-            self._last = []
+        for requests, moments_s in ((self._first, self.first_token_s), (self._last, self.last_token_s)):
+            for request in requests:
+                moments_s[request] = moment_s
+            requests.clear()
 
     def _record(
         self,

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -105,16 +106,11 @@ class StepCosts:
         if clock_hz >= self.clock_hz[0]:
             return self
         idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
-        tables = (self.tokens, self.head, self.decode, self.prompt, self.prompt_slope)
-        tokens, head, decode, prompt, slope = (_cap_columns(table, self.clock_hz, clock_hz) for table in tables)
+        capped = {name: _cap_columns(table, self.clock_hz, clock_hz) for name, table in self._tables.items()}
         return replace(
             self,
             clock_hz=np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz]),
-            tokens=tokens,
-            head=head,
-            decode=decode,
-            prompt=prompt,
-            prompt_slope=slope,
+            **capped,
             idle_w=idle_w,
             waiting_w=idle_w * self.host.waiting_power,
         )
@@ -125,7 +121,7 @@ class StepCosts:
         A step draws no more than the part of it that draws most, and the mean power before is within the limit.
         """
         most_w = np.zeros(self.clocks)
-        for table in (self.tokens, self.head, self.decode, self.prompt, self.prompt_slope):
+        for table in self._tables.values():
             seconds, joules = np.split(table.reshape(-1, 2 * self.clocks), 2, axis=-1)
             power_w = np.divide(joules, seconds, out=np.where(joules > 0.0, np.inf, 0.0), where=seconds > 0.0)
             most_w = np.maximum(most_w, power_w.max(axis=0))
@@ -140,7 +136,7 @@ class StepCosts:
 
         A sequence that only pads the graph has no context, so attention passes over it.
         """
-        return np.asarray(self.tokens[self.padded[tokens]] + self.head[tokens] + self._attention(decodes, context))
+        return self.mixed_cost(tokens, decodes, context, (), tokens)
 
     def mixed_cost(
         self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
@@ -149,71 +145,53 @@ class StepCosts:
 
         ``tokens`` are those of the whole step, ``sampled`` the sequences that yield one.
         """
-        cost = self.tokens[self.padded[tokens]] + self.head[sampled]
-        if decodes:
-            cost = cost + self._attention(decodes, context)
-        for chunk, before in chunks:
-            cost = cost + self.prompt[chunk] + before * self.prompt_slope[chunk]
-        return np.asarray(cost)
-
-    def _attention(self, decodes: int, context: float) -> Array:
-        """Return the attention of decoding sequences; beyond the last context the line goes on."""
-        place, share = self._between(context)
-        low, high = self.decode[decodes, place - 1], self.decode[decodes, place]
-        return np.asarray(low + share * (high - low))
-
-    def _between(self, context: float) -> tuple[int, float]:
-        contexts = self.contexts
-        place = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
-        low = contexts[place - 1]
-        return place, (context - low) / (contexts[place] - low)
+        tables = tuple(self._tables.values())
+        return np.asarray(self._add_costs(tables, tokens, decodes, context, chunks, sampled))
 
     def decode_at_top(self, tokens: int, decodes: int, context: float) -> tuple[float, float]:
         """Return latency and energy of ``decode_cost`` at the top clock, several times as fast."""
-        top = self._top
-        place, share = self._between(context)
-        size, seconds, joules = self.padded[tokens], top.decode_s[decodes], top.decode_j[decodes]
-        return (
-            top.tokens_s[size] + top.head_s[tokens] + (1.0 - share) * seconds[place - 1] + share * seconds[place],
-            top.tokens_j[size] + top.head_j[tokens] + (1.0 - share) * joules[place - 1] + share * joules[place],
-        )
+        return self.mixed_at_top(tokens, decodes, context, (), tokens)
 
     def mixed_at_top(
         self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
     ) -> tuple[float, float]:
         """Return latency and energy of ``mixed_cost`` at the top clock, several times as fast."""
-        top, size = self._top, self.padded[tokens]
-        step_s, step_j = top.tokens_s[size] + top.head_s[sampled], top.tokens_j[size] + top.head_j[sampled]
+        seconds, joules = self._top
+        asked = (tokens, decodes, context, chunks, sampled)
+        return self._add_costs(seconds, *asked), self._add_costs(joules, *asked)
+
+    def _add_costs(
+        self,
+        tables: Sequence[Any],
+        tokens: int,
+        decodes: int,
+        context: float,
+        chunks: Sequence[tuple[int, int]],
+        sampled: int,
+    ) -> Any:
+        """Add up the entries of a step, rows or numbers; beyond the last context the line of attention goes on."""
+        by_tokens, head, decode, prompt, slope = tables
+        cost = by_tokens[self.padded[tokens]] + head[sampled]
         if decodes:
-            place, share = self._between(context)
-            seconds, joules = top.decode_s[decodes], top.decode_j[decodes]
-            step_s += (1.0 - share) * seconds[place - 1] + share * seconds[place]
-            step_j += (1.0 - share) * joules[place - 1] + share * joules[place]
+            place = min(max(bisect_left(self.contexts, context), 1), len(self.contexts) - 1)
+            low, high = self.contexts[place - 1], self.contexts[place]
+            share, attention = (context - low) / (high - low), decode[decodes]
+            cost = cost + ((1.0 - share) * attention[place - 1] + share * attention[place])
         for chunk, before in chunks:
-            step_s += top.prompt_s[chunk] + before * top.slope_s[chunk]
-            step_j += top.prompt_j[chunk] + before * top.slope_j[chunk]
-        return step_s, step_j
+            cost = cost + (prompt[chunk] + before * slope[chunk])
+        return cost
+
+    @property
+    def _tables(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in ("tokens", "head", "decode", "prompt", "prompt_slope")}
 
     @cached_property
-    def _top(self) -> _TopClock:
-        tables = (self.tokens, self.head, self.decode, self.prompt, self.prompt_slope)
-        return _TopClock(*(table[..., place].tolist() for table in tables for place in (0, self.clocks)))
-
-
-@dataclass(frozen=True)
-class _TopClock:
-    """Costs at the top clock as lists, which Python reads several times as fast as arrays."""
-
-    tokens_s: list[float]
-    tokens_j: list[float]
-    head_s: list[float]
-    head_j: list[float]
-    decode_s: list[list[float]]
-    decode_j: list[list[float]]
-    prompt_s: list[float]
-    prompt_j: list[float]
-    slope_s: list[float]
-    slope_j: list[float]
+    def _top(self) -> tuple[list[Any], list[Any]]:
+        """Seconds and joules at the top clock as lists, which Python reads several times as fast as arrays."""
+        seconds, joules = (
+            [table[..., place].tolist() for table in self._tables.values()] for place in (0, self.clocks)
+        )
+        return seconds, joules
 
 
 @dataclass(frozen=True)
@@ -332,6 +310,9 @@ def tabulate_step_costs(
         _count_calls(whole, kinds) for kinds in (_ATTENTION, (FusedExperts,), (LatentAttention,))
     )
     expert_layers = host.expert_layers + host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
+    alone = re.compile("no padding|one of .* stages|one of .* replicas")
+    notes = [note for note in whole.assumptions if not alone.match(note)]
+    notes.append(f"host times: {host.engine}, one process, asynchronous scheduling")
     shared = []
     if stages > 1:
         shared.append(f"{stages} pipeline stages run {stages} batches at once, each with its part of the cache")
@@ -358,17 +339,7 @@ def tabulate_step_costs(
         gpu=gpu.name,
         model=model.name,
         host=host,
-        assumptions=(
-            *(
-                note
-                for note in whole.assumptions
-                if not re.match("no padding|one of .* stages|one of .* replicas", note)
-            ),
-            f"host times: {host.engine}, one process, asynchronous scheduling",
-            cache_note,
-            *shared,
-            *bundle.assumptions,
-        ),
+        assumptions=(*notes, cache_note, *shared, *bundle.assumptions),
         stages=stages,
         lanes=stages * options.dp,
     )
