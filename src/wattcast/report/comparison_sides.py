@@ -384,8 +384,10 @@ def _tabulate_operators(found: RunComparison) -> Any:
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
-    sums = (sum(getattr(pair, name) for pair in pairs) for name in ("total_s", "total_w", "total_j"))
-    return _format_cells(*sums, any(pair.energy_j for pair in pairs))
+    seconds, watts, joules = (
+        sum(getattr(pair, name) for pair in pairs) for name in ("total_s", "total_w", "total_j")
+    )
+    return _format_cells(seconds, watts, joules, any(pair.energy_j for pair in pairs))
 
 
 def _format_cells(seconds: float, watts: float, joules: float, known: bool) -> list[str]:

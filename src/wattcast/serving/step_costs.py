@@ -106,7 +106,9 @@ class StepCosts:
         if clock_hz >= self.clock_hz[0]:
             return self
         idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
-        capped = {name: _cap_columns(table, self.clock_hz, clock_hz) for name, table in self._tables.items()}
+        capped: dict[str, Any] = {
+            name: _cap_columns(table, self.clock_hz, clock_hz) for name, table in self._tables.items()
+        }
         return replace(
             self,
             clock_hz=np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz]),
