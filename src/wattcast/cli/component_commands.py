@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wattcast.cli.shared_options import CommandOutput, Environment, command
 from wattcast.core.errors import bad_value, resolve_name
@@ -20,86 +20,38 @@ if TYPE_CHECKING:
     from wattcast.gpuwattch.trace_run import TraceResult
 
 
-@command("lab power-trace")
+@command("lab power-trace", library="wattcast.gpuwattch.trace_request:TraceRequest")
 def power_trace(
     env: Environment,
-    trace: Path,
-    config: Path,
-    energies: Path | None = None,
-    out: Path = Path("power"),
-    compat: str | None = None,
     counters: str = "auto",
-    kernels: Path | None = None,
-    steady: str | None = None,
-    follow: str | None = None,
-    simulator_config: Path | None = None,
-    threads_per_warp: float | None = None,
-    sms: int | None = None,
-    clock: str | None = None,
-    sample_cycles: int | None = None,
-    ran_with: Path | None = None,
-    components: list[Path] | None = None,
-    dvfs: Path | None = None,
-    leakage: Path | None = None,
-    gate_idle_sms: bool = False,
-    gzip: bool | None = None,
-    parquet: bool = True,
-    figure: bool = True,
-    date_stamp: bool = False,
     save_config: Path | None = None,
     plot: Path | None = None,
+    **asked: Any,
 ) -> CommandOutput:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.
 
     Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
     --compat gpuwattch --out power
     """
+    from wattcast.gpuwattch import trace_request
     from wattcast.gpuwattch.architecture import read_architecture, write_architecture
     from wattcast.gpuwattch.measured_energies import measured_architecture
     from wattcast.gpuwattch.simulator_logs import CounterSource, find_source
-    from wattcast.gpuwattch.trace_reading import SimulatorDialect
-    from wattcast.gpuwattch.trace_request import (
-        TraceRequest,
-        compute_kernel_power,
-        find_measured_chip,
-        make_power_trace,
-    )
     from wattcast.gpuwattch.trace_run import trace_to_plain
 
+    request = trace_request.TraceRequest(**asked)
+    request, trace = replace(request, figure=request.figure or plot is not None), request.trace
     if save_config is not None:
-        chip = find_measured_chip(config)
-        write_architecture(measured_architecture(chip) if chip else read_architecture(config), save_config)
-    request = TraceRequest(
-        trace,
-        config,
-        energies,
-        out,
-        SimulatorDialect(resolve_name("dialect", compat, list(SimulatorDialect))) if compat else None,
-        simulator_config,
-        kernels,
-        tuple(components or ()),
-        dvfs,
-        leakage,
-        gate_idle_sms,
-        threads_per_warp,
-        sms,
-        parse(clock, "Hz", "--clock") if clock else None,
-        sample_cycles,
-        steady,
-        gzip,
-        parquet,
-        figure or plot is not None,
-        parse(follow, "s", "--follow") if follow else 0.0,
-        date_stamp,
-        ran_with,
-    )
+        chip = trace_request.find_measured_chip(request.architecture)
+        made = measured_architecture(chip) if chip else read_architecture(request.architecture)
+        write_architecture(made, save_config)
     source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
     if source is CounterSource.AUTO:
         source = find_source(trace)
-    if follow and source is not CounterSource.TRACE:
+    if request.follow_s and source is not CounterSource.TRACE:
         raise bad_value("--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out.")
     if source is not CounterSource.TRACE:
-        kernels_found = compute_kernel_power(request, source)
+        kernels_found = trace_request.compute_kernel_power(request, source)
         watts = zip(kernels_found.names, kernels_found.power.total_w, strict=True)
         lines = [*(f"{name[:60]:60s} {power_w:10.3f} W" for name, power_w in watts), str(kernels_found.file)]
         notes = [f"note: {note}." for note in kernels_found.notes]
@@ -114,11 +66,11 @@ def power_trace(
     def tell(so_far: TraceResult) -> None:
         env.say(f"{so_far.samples} samples, {show(so_far.duration_s, 's')}: {mean_power(so_far)} mean so far.")
 
-    job, result = make_power_trace(request, tell if follow else None)
+    job, result = trace_request.make_power_trace(request, tell if request.follow_s else None)
     if plot is not None and result.timeline is not None and result.duration_s:
         from wattcast.gpuwattch.trace_outputs import draw_component_power
 
-        origin = energies.name if energies else "bottom-up"
+        origin = request.energies.name if request.energies else "bottom-up"
         title = f"{trace.name}: {mean_power(result)} mean"
         env.save_plot(draw_component_power(result.timeline, job.model.parts, title, origin), plot)
     mean = f"{mean_power(result)} mean power" if result.duration_s else "no mean power"
@@ -242,27 +194,20 @@ def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None)
     return CommandOutput({"kernels": rows, "summary": summarise_views(views)}, format_views(views))
 
 
-@command("lab fit component")
+@command("lab fit component", library="wattcast.gpuwattch.component_fit:KernelColumns")
 def fit_component(
     env: Environment,
     runs: Path,
-    measured: str,
-    prefix: str = "",
     columns: list[str] | None = None,
-    leave_out: list[str] | None = None,
     energies: bool = False,
     bottom_up: Path | None = None,
-    kernel: str = "kernel",
-    application: str | None = None,
-    duration: str | None = None,
-    cycles: str | None = None,
-    clock: str | None = None,
     shortest: str = "0.5 ms",
     bounds: str = "0.5:2",
     bound: list[str] | None = None,
     order: list[str] | None = None,
     architecture: Path | None = None,
     out: Path | None = None,
+    **layout: Any,
 ) -> CommandOutput:
     """Fit by bounded least squares on relative error; held-out errors beside the in-sample one, always.
 
@@ -281,13 +226,10 @@ def fit_component(
             raise bad_value("--bound", "NAME=low:high", text)
         special[named] = _parse_bounds(ends, "--bound")
     orders = tuple(component_fit.ValueOrdering.read(text) for text in order or ())
-    clock_hz = parse(clock, "Hz", "--clock") if clock else None
-    layout = component_fit.KernelColumns(
-        measured, kernel, application, duration, cycles, clock_hz, prefix, leave_out=tuple(leave_out or ())
-    )
     if energies and bottom_up is not None:
         raise bad_value("--energies and --bottom-up", "one of them", "both")
-    table = component_fit.read_measured_kernels(runs, layout, columns, rates=energies or bottom_up is not None)
+    laid_out = component_fit.KernelColumns(**layout)
+    table = component_fit.read_measured_kernels(runs, laid_out, columns, rates=energies or bottom_up is not None)
     if bottom_up is not None:
         from wattcast.gpuwattch.bottom_up.event_energies import energies_of_file, make_energy_table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wattcast.cli.component_commands import fit_component as fit_component
 from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, parse_factors
 from wattcast.core.errors import BadInput, bad_value, resolve_name
-from wattcast.core.units import parse, show
+from wattcast.core.units import show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -219,24 +219,19 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
         console.print(f"  - {escape(note)}", style="dim", highlight=False)
 
 
-@command("lab fit counters", FIGURES)
+@command("lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions")
 def fit_counters_command(
     env: Environment,
     table: Path,
     columns: Path | None = None,
     form: str = "table",
-    estimator: str = "nnls",
-    model: list[str] | None = None,
-    folds: int = 0,
-    clusters: int = 0,
-    offset: list[str] | None = None,
-    advice: bool = True,
     name: str | None = None,
     device: str = "",
     predict: Path | None = None,
     measured: Path | None = None,
     out: Path | None = None,
     json: bool = False,
+    **how: Any,
 ) -> CommandOutput:
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
 
@@ -244,8 +239,6 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
     """
     from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files
-    from wattcast.counter_models.model_selection import CostEstimator
-    from wattcast.counter_models.rail_terms import CounterModelKind
 
     form = resolve_name("form", form, TABLE_FORMS)
     if form == "table" and columns is None:
@@ -255,16 +248,10 @@ def fit_counters_command(
         raise bad_value("--predict", wanted, f"--form {form}" + (" --json" if json else ""))
     if measured is not None and predict is None:
         raise bad_value("--measured", "--predict FILE beside it, with the programs' utilisations", "none")
-    by = CostEstimator(resolve_name("estimator", estimator, list(CostEstimator)))
-    kinds = tuple(CounterModelKind(resolve_name("model kind", kind, list(CounterModelKind))) for kind in model or [])
-    offset_hz = tuple(parse(text, "Hz", "--offset") for text in offset or ())
-    asked = counter_fit.CounterFitOptions(
-        by, kinds or tuple(CounterModelKind), folds, clusters, advice, offset_hz=offset_hz
-    )
     tables = counter_fit.read_counter_tables(table, form, columns)
     first, name = next(iter(tables.values())), name or table.stem
     if first.rail_w:
-        if estimator != "nnls" or model or folds or clusters or offset:
+        if {"estimator", "models", "folds", "clusters", "offset_hz"} & env.given:
             raise bad_value(
                 "--estimator, --model, --folds, --clusters, --offset",
                 "none of them, since the map has a rail measured by itself",
@@ -274,7 +261,7 @@ def fit_counters_command(
         return _fit_rails(env, first, name, device, out)
     programs = gpmtool_files.read_applications(predict) if predict is not None else None
     watts = gpmtool_files.read_measured_programs(measured) if measured is not None else None
-    result = counter_fit.fit_counters(tables, asked, env.say)
+    result = counter_fit.fit_counters(tables, counter_fit.CounterFitOptions(**how), env.say)
     if programs is not None and watts is not None:
         result = counter_fit.predict_programs(result, programs, watts)
     _save_model(env, counter_fit.make_saved_model(result, name, device) if out else None, out)

@@ -2,9 +2,10 @@
 
 ``command("manage status")`` makes a function a command: it takes the environment and its options, and returns what it
 found as a ``CommandOutput``, which is printed as text or, with ``--json``, as JSON. Types and defaults stand in its
-signature, or in that of the library function it calls. Help, panels and ranges stand in ``options.csv``: in a row of
-the command, or in one that holds for all commands (``*``). A name in capitals there is a positional argument. Plain
-``--help`` names options of a panel in a line, ``--help-all`` tells all.
+signature, or in that of the library function it calls or of the dataclass it fills: there quantities are numbers,
+which an option writes with their unit, and enums, which it writes by name. Help, panels and ranges stand in
+``options.csv``: in a row of the command, or in one that holds for all commands (``*``). A name in capitals there is a
+positional argument. Plain ``--help`` names options of a panel in a line, ``--help-all`` tells all.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_args, get_origin
 
 import typer
 
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.strict_files import read_shipped_table
+from wattcast.core.units import parse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,6 +141,7 @@ FIGURES: Options = {  # of a command that draws several; FigureOptions takes the
 }
 SHARED = {**MODEL_OPTIONS, **SETTINGS, **PRICES, **FIGURES}
 Function = TypeVar("Function", bound=Callable[..., Any])
+Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,8 @@ class CommandDeclaration:
             name: inspect.Parameter(name, keyword, default=self.shared[name][1], annotation=self.shared[name][0])
             for name in sorted(self.shared, key=list(read_help()["*"]).index)
         }
-        taken = self._list_library_options(own)
+        filled = self._list_library_options(own)
+        taken = {name: parameter for name, (parameter, _) in filled.items()}
         prints = self.function.__annotations__["return"] != "None" and "json" not in own
         printed = [inspect.Parameter("json", keyword, default=False, annotation=bool)] if prints else []
         described = [self._describe(p) for p in [*(shared | taken | own).values(), *printed]]
@@ -175,6 +180,9 @@ class CommandDeclaration:
             env.given = frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
             drawn = FigureOptions(**{name: options[name] for name in shared if name in FIGURES and name in silent})
             kept = {name: value for name, value in options.items() if name not in silent}
+            for name, convert in ((name, convert) for name, (_, convert) in filled.items() if convert is not None):
+                value = kept.pop(name)
+                kept |= {name: convert(value)} if value else {}  # what is not given stays with the library
             found = self.function(env, **kept) if takes_environment else self.function(**kept)
             if found is not None:
                 drawn.save(env, found)
@@ -186,8 +194,11 @@ class CommandDeclaration:
         run.__doc__ = self.function.__doc__
         return run
 
-    def _list_library_options(self, own: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-        """Return parameters of the library function that ``options.csv`` describes, or that describe themselves."""
+    def _list_library_options(self, own: Mapping[str, Any]) -> dict[str, tuple[inspect.Parameter, Convert | None]]:
+        """Return parameters of the library that ``options.csv`` describes, or that describe themselves.
+
+        With each comes what makes the value that the library takes of the one on the command line.
+        """
         library = self.library
         if library is None:
             return {}
@@ -198,13 +209,15 @@ class CommandDeclaration:
         told = read_help()[self.words] if isinstance(self.library, str) else known
         found = {}
         for name in (name for name in told if name in known and name not in own):
-            kind, default = known[name].annotation, known[name].default
+            kind, default, convert = known[name].annotation, known[name].default, None
             if get_origin(kind) is not Annotated:
-                kinds = get_args(kind) or (kind,)
-                plain = next((one for one in (bool, str, int, float) if one in kinds), str)
-                default = str(default) if plain is str and default not in (None, inspect.Parameter.empty) else default
-                kind = plain | None if default is None else plain
-            found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+                kind, convert = _choose_type(name, kind)
+                if default is not inspect.Parameter.empty:
+                    kept = not (convert and not isinstance(default, str)) and default is not None
+                    default = (str(default) if kind is str else default) if kept else None
+                    kind = kind | None if default is None else kind
+            parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            found[name] = parameter, convert
         return found
 
     def _describe(self, parameter: inspect.Parameter) -> inspect.Parameter:
@@ -233,6 +246,22 @@ class CommandDeclaration:
         panel = None if more["hidden"] else row["panel"] or None
         told = typer.Option(*names, help=row["help"], rich_help_panel=panel, **more)
         return parameter.replace(annotation=Annotated[kind, told])
+
+
+def _choose_type(name: str, kind: Any) -> tuple[Any, Convert | None]:
+    """Return the type of the option that fills a field, and what makes the field's value of the option's."""
+    if get_origin(kind) is tuple:
+        member, convert = _choose_type(name, get_args(kind)[0])
+        return list[member], lambda values: tuple(map(convert, values) if convert else values)  # type: ignore[valid-type]
+    kinds = get_args(kind) or (kind,)
+    quantity, _, ending = name.rpartition("_")
+    unit = {"hz": "Hz", "s": "s"}.get(ending)
+    if float in kinds and str not in kinds and unit is not None:
+        return str, lambda text: parse(text, unit, f"--{quantity}")
+    choice = next((one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)), None)
+    if choice is not None:
+        return str, lambda text: choice(resolve_name(name, text, list(choice)))
+    return next((one for one in (bool, str, int, float, Path) if one in kinds), str), None
 
 
 DECLARED: dict[str, CommandDeclaration] = {}  # by their words, as modules of commands are imported

@@ -51,8 +51,8 @@ class TraceRequest:
 
     trace: Path
     architecture: Path
-    energies: Path | None  # None: built bottom-up from the architecture
-    out: Path
+    energies: Path | None = None  # None: built bottom-up from the architecture
+    out: Path = Path("power")
     compat: SimulatorDialect | None = None
     simulator_config: Path | None = None
     kernels: Path | None = None
