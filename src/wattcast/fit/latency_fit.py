@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import read_shipped_table
 from wattcast.core.tree_ensemble import TreeEnsemble, tree_depth
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import root_family
@@ -214,47 +215,9 @@ def _take_logs(c: Correction) -> Array:
     return np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
 
 
-_ROWS = "log_rows log_dim align_dim pow2_dim width out_width cold log_byte fill waves"
-_PRODUCT = "log_m log_n log_k tile_m tile_n fill pad_m scaled_tensor zero_points narrow fill_128 fill_256 log_units"
-FEATURES = {
-    family: tuple(names.split())
-    for family, names in {
-        "gemm": (
-            "log_b log_m log_n log_k align_m align_n align_k tile_n tile_m split fill log_units rounds "
-            "fill_128x128 waves_128x128 linear straight left_turned warm odd bias dtype"
-        ),
-        "conv2d": (
-            "log_m log_n log_k align_n align_c tile_n tile_m fill log_units rounds log_groups turned padded_in "
-            "padded_out align_side tap_padding log_turns log_c log_rs stride channels_last log_image log_out "
-            "log_batch dtype dgrad wgrad"
-        ),
-        "depthwise": "log_rs stride channels_last log_image log_out log_side log_batch log_groups dtype dgrad wgrad",
-        "attention": (
-            "log_batch log_heads log_group log_q log_kv head_dim causal flash cudnn split_heads cold log_units "
-            "fill fill_2 pad_q log_cut"
-        ),
-        "softmax": _ROWS,
-        "elementwise": (
-            "log_n log_read log_write log_byte read_per_write byte_per_element width out_width flop_per_element "
-            "sfu_per_element layout align_n moving reducing cold fill widest masked rounds extent_rows "
-            "extent_columns align_columns run"
-        ),
-        "layernorm": _ROWS,
-        "rmsnorm": _ROWS,
-        "engine_paged": (
-            "log_batch log_q log_kv log_heads log_group log_cut log_units log_busiest pad_m head_dim fp8 "
-            "windowed cold sink softcap scheduled fill kinds log_longest"
-        ),
-        "engine_latent": "log_batch log_heads log_kv log_q log_cut log_units log_busiest fp8 cold fill",
-        "engine_scaled": _PRODUCT,
-        "engine_block": _PRODUCT,
-        "engine_weight_only": _PRODUCT,
-        "engine_experts": (
-            "log_tokens log_experts top_k log_hidden log_inner log_active log_each log_units fp8 blockwise "
-            "narrow skewed fill padding active_share block_m held log_elsewhere marlin cutlass trtllm deepgemm oai"
-        ),
-        "engine_rows": "log_rows log_dim log_byte log_n cold residual byte_per_element fill",
-    }.items()
+FEATURES = {  # of each family's kernels, that its residual is learned from
+    row["family"]: tuple(row["features"].split())
+    for row in read_shipped_table("wattcast.fit", "residual_features.csv")
 }
 COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
 
@@ -310,25 +273,12 @@ def fit_residuals(
         again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
         # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
         weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0)) * sure
-        found[family] = LearnedFactor(
-            fit_trees(
-                columns,
-                target,
-                weight,
-                trees=trees,
-                leaves=leaves,
-                least_rows=LEAST_LEAF_ROWS * (2 if again else 1),
-                rate=rate,
-                seed=seed,
-            )
-            if grown
-            else None,
-            fit_gaussian_process(
-                columns, _held_in(target) if hold_in and family in _RAGGED else target, sure=sure, seed=seed
-            ),
-            float(target.min()),
-            float(target.max()),
-        )
+        size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": rate, "seed": seed}
+        size["least_rows"] = LEAST_LEAF_ROWS * (2 if again else 1)
+        ensemble = fit_trees(columns, target, weight, **size) if grown else None
+        drawn_in = _held_in(target) if hold_in and family in _RAGGED else target
+        process = fit_gaussian_process(columns, drawn_in, sure=sure, seed=seed)
+        found[family] = LearnedFactor(ensemble, process, float(target.min()), float(target.max()))
     return found
 
 
