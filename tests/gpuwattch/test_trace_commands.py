@@ -138,7 +138,7 @@ def test_own_components_and_gating(verb, chip: list[str], write_trace: TraceMake
     ("argv", "complaint"),
     [
         (["--compat", "accelwattch"], "gpuwattch, as demo.xml is"),
-        (["--compat", "mcpat"], "unknown dialect"),
+        (["--compat", "mcpat"], "unknown simulator dialect"),
         (["--clock", "700"], "quantity in Hz"),
         (["--steady", "8"], "deviation:samples"),
         (["--counters", "perf"], "counter source"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +152,7 @@ class CommandDeclaration:
     words: str
     function: Callable[..., Any]
     shared: Options
-    library: Callable[..., Any] | str | None  # has further options in its signature; a function, or its "module:name"
+    takes_from: Callable[..., Any] | str | None  # what has further options: a function, or its "module:name"
     settings: dict[str, Any]  # of typer's context
 
     def build(self) -> Callable[..., None]:
@@ -199,14 +200,14 @@ class CommandDeclaration:
 
         With each comes what makes the value that the library takes of the one on the command line.
         """
-        library = self.library
+        library = self.takes_from
         if library is None:
             return {}
         if isinstance(library, str):
             module, _, name = library.partition(":")
             library = getattr(importlib.import_module(module), name)
         known = inspect.signature(library, eval_str=True).parameters
-        told = read_help()[self.words] if isinstance(self.library, str) else known
+        told = read_help()[self.words] if isinstance(self.takes_from, str) else known
         found = {}
         for name in (name for name in told if name in known and name not in own):
             kind, default, convert = known[name].annotation, known[name].default, None
@@ -260,7 +261,8 @@ def _choose_type(name: str, kind: Any) -> tuple[Any, Convert | None]:
         return str, lambda text: parse(text, unit, f"--{quantity}")
     choice = next((one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)), None)
     if choice is not None:
-        return str, lambda text: choice(resolve_name(name, text, list(choice)))
+        words = re.sub(r"(?<!^)(?=[A-Z])", " ", choice.__name__).lower()  # SimulatorDialect: simulator dialect
+        return str, lambda text: choice(resolve_name(words, text, list(choice)))
     return next((one for one in (bool, str, int, float, Path) if one in kinds), str), None
 
 
