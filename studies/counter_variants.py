@@ -1,6 +1,6 @@
 """Errors of variants of the shipped counter model on multimedia rows, which were promised before rows were measured.
 
-Run: ``python studies/counter_variants.py --gpu h200``. docs/method/counters.md quotes the figures.
+Run: ``python -m studies.counter_variants --gpu h200``. docs/method/counters.md quotes the figures.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from studies.multimedia_figures import table_activity
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import database_folder, read_lines
@@ -20,7 +21,6 @@ from wattcast.counter_models.two_rails import (
     leaning_errors,
     shipped_fit,
     solve_rails,
-    table_activity,
 )
 
 PARTIAL_RATES = ("dram_rate_", "dram_fma_")

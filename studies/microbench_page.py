@@ -37,7 +37,7 @@ from wattcast.microbench.microbench_results import (
     results_folder,
 )
 from wattcast.microbench.tuning import rank_advice
-from wattcast.microbench.unit_work import make_counted_profile
+from wattcast.microbench.unit_work import TIME, KernelProfile, find_idle_power_w, make_profile
 
 NEAR_CAP = 0.97  # share of the power limit from which on the limit, not the card, sets the power
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -72,6 +72,12 @@ class CardRowPair:
     power: float
     memory_w: float | None
     capped: bool
+
+
+def make_counted_profile(name: str, counters: Mapping[str, float], results: Sequence[MicroRow]) -> KernelProfile:
+    """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds, percent)."""
+    values = {metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()}
+    return make_profile(name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results))
 
 
 def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:

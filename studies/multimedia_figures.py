@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.counter_models.two_rails import RailsFit, table_activity
+from wattcast.counter_models.counter_table import CounterTable
+from wattcast.counter_models.two_rails import RailsFit
+from wattcast.hardware import OperatingPoint
+from wattcast.power.activity import Activity, ActivitySource
 from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, FigureMaker, add_caption, new_axes
 from wattcast.validate.power_checks import AT_RATE
 
@@ -41,6 +44,14 @@ PART_COLOURS = (  # of the modules, and two more of the series for the pipes tha
 )
 # from the most expensive
 DCT_ROWS = tuple(f"dct_{kind}{AT_RATE}" for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached"))
+
+
+def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
+    """Return the table's rows as activity of one second each, for a power model that needs ``names``."""
+    column = {p.event: i for i, p in enumerate(table.predictors)}
+    value = np.stack([table.occurrence[:, column[name]] for name in names], axis=1)
+    at = OperatingPoint(clock_hz=table.clock_hz, memory_clock_hz=table.memory_clock_hz)
+    return Activity(np.ones(table.rows), value, tuple(names), at, ActivitySource.PROFILED)
 
 
 def make_figures(fit: RailsFit, source: str) -> dict[str, FigureMaker]:

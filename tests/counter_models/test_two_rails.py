@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from studies.multimedia_figures import table_activity
 
 from wattcast.core.errors import BadInput
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
@@ -18,7 +19,6 @@ from wattcast.counter_models.two_rails import (
     rails_fit_to_plain,
     solve_rails,
     split_rows,
-    table_activity,
 )
 from wattcast.power import power_model
 

@@ -9,7 +9,7 @@ from stand_in_machine import disassembled
 from wattcast import hardware
 from wattcast.core.measured_rows import read_lines
 from wattcast.counter_models.profiler_counters import OTHER_CARD
-from wattcast.microbench.arithmetic_units import register_fmas
+from wattcast.microbench.arithmetic_units import register_unit
 from wattcast.microbench.benchmark_suite import find_benchmarks
 from wattcast.microbench.microbench_results import (
     RESULTS_FILE,
@@ -87,13 +87,14 @@ def test_what_is_held_is_not_read_again() -> None:
     ]  # the second let go; the last has it elsewhere
 
 
-@pytest.mark.parametrize(("name", "steps"), [("fp32_fma", 512), ("fp64_fma", 256)])
-def test_the_model_explains_the_first_rounds_multiply_adds(name: str, steps: int) -> None:
+@pytest.mark.parametrize(("name", "kind", "steps"), [("fp32_fma", "f32", 512), ("fp64_fma", "f64", 256)])
+def test_the_model_explains_the_first_rounds_multiply_adds(name: str, kind: str, steps: int) -> None:
     """Card B measured the first kernels: 113.6 of 128 and 59.0 of 64 a cycle and SM."""
     rows = {
         row["id"]: row for row in read_lines(results_folder(hardware.load_gpu("h200")) / OTHER_CARD / RESULTS_FILE)
     }
-    benchmark = Benchmark(name, "arithmetic", ((register_fmas()[name], steps),))
+    unit = register_unit(name, kind, f"fma.rn.{kind} %0, %0, %1, %2;", "a|c b|d", f"{'FD'[kind == 'f64']}FMA 1")
+    benchmark = Benchmark(name, "arithmetic", ((unit, steps),))
     found, per_cycle = modelled(benchmark)
     assert found.conflicts > steps / 9
     assert per_cycle == pytest.approx(rows[name]["operations_per_cycle_sm"], rel=0.005)

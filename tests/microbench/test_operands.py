@@ -79,7 +79,7 @@ def test_sums_of_neighbours_stay_bounded_and_apart(
 @pytest.mark.parametrize("ways", [1, 32])
 def test_diverged_paths_neither_overflow_nor_settle(ways: int) -> None:
     """The first version multiplied by a and by -a, both above one: every value became infinite."""
-    found = PATH.findall(divergence_unit(ways).before)
+    found = PATH.findall(divergence_unit(f"divergence_{ways}", ways).before)
     assert len(found) == PATH_STEPS * ways
     random = np.random.default_rng(2)
     g = (1.0 + 0.0625 * random.random(THREADS)).astype(np.float32)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.microbench_page import make_counted_profile
 
 from wattcast import hardware
 from wattcast.core.measured_rows import read_lines
@@ -19,7 +20,7 @@ from wattcast.microbench.microbench_results import (
     results_folder,
 )
 from wattcast.microbench.tuning import tune_export
-from wattcast.microbench.unit_work import TIME, make_counted_profile
+from wattcast.microbench.unit_work import TIME
 
 H200 = hardware.load_gpu("h200")
 # kernel, its bottleneck, the benchmark that does the same without it

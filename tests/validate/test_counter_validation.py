@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from studies.multimedia_figures import RAIL_PARTS
+from studies.multimedia_figures import RAIL_PARTS, table_activity
 
 from wattcast.cli.main import main
 from wattcast.cli.measure_bridges import prepare_estimate
@@ -20,7 +20,7 @@ from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import database_folder, read_lines
 from wattcast.counter_models.counter_figures import make_rails_figures
 from wattcast.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics, make_table_lines
-from wattcast.counter_models.two_rails import RailsFit, shipped_fit, table_activity
+from wattcast.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.microbench.benchmark_suite import list_benchmarks
 from wattcast.power import power_model
 from wattcast.validate.power_checks import (

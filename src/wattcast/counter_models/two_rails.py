@@ -47,8 +47,7 @@ from wattcast.counter_models.fit_diagnostics import (
 from wattcast.counter_models.model_selection import HUBER_LIMIT, FitWorkbench, deal_folds, held_out_errors
 from wattcast.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.counter_models.rail_terms import CounterModelKind
-from wattcast.hardware import OperatingPoint
-from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.activity import known_events
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
 from wattcast.power.power_model import SavedModel
 
@@ -278,14 +277,6 @@ def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
     bench = FitWorkbench({"": replace(_keep_events(table, np.flatnonzero(~repeats).tolist()), rail_w={})})
     settings, train = replace(bench.start(), tied=False, strength=0.0), table.split_benchmarks()[0]
     return {str(kind): bench.predict(bench.fit(kind, settings, train)) for kind in CounterModelKind}
-
-
-def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
-    """Return the table's rows as activity of one second each, for a power model that needs ``names``."""
-    column = {p.event: i for i, p in enumerate(table.predictors)}
-    value = np.stack([table.occurrence[:, column[name]] for name in names], axis=1)
-    at = OperatingPoint(clock_hz=table.clock_hz, memory_clock_hz=table.memory_clock_hz)
-    return Activity(np.ones(table.rows), value, tuple(names), at, ActivitySource.PROFILED)
 
 
 def _diagnose_rail(

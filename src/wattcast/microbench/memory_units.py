@@ -9,6 +9,7 @@ of the buffer.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from wattcast.microbench.unit_source import (
     CLUSTER_SYNC,
@@ -32,7 +33,6 @@ PACE: OpcodeCounts = (  # waiting for a moment
     (r"NANOSLEEP.*|CS2R.*|S2U?R|BRA.*|BSSY.*|BSYNC.*|BREAK.*|BAR.*|WARPSYNC.*|CALL.*|NOP|YIELD", 12.0),
     (r"ISETP.*|IADD.*|VIADD.*|IMAD.*|MOV|SHF.*|U?LDCU?.*|PLOP3.*", 20.0),
 )
-CHANGE = (r"LOP3.*|SHF.*|IMAD.*", 16.0)  # what ``change_quads`` becomes
 
 
 def declare_walk(p: str, buffer: str, chunk: int, place: str = "threadIdx.x * 16u") -> str:
@@ -53,85 +53,108 @@ def advance_walk(p: str, chunk: int) -> str:
     )
 
 
-def name_words(p: str, steps: int, words: int) -> list[str]:
-    """Name the registers of all steps of a loop body."""
-    return [f"{p}{i}_{w}" for i in range(steps) for w in range(words)]
+def name_words(p: str, step: int, words: int) -> list[str]:
+    """Name the registers that a step loads."""
+    return [f"{p}{step}_{w}" for w in range(words)]
 
 
 def declare_words(p: str, steps: int, words: int) -> str:
-    """Declare those registers."""
-    return " ".join(f"unsigned {name};" for name in name_words(p, steps, words))
-
-
-def fold_words(p: str, steps: int, words: int) -> str:
-    """Fold them in pairs into two sums in turn."""
-    taken = name_words(p, steps, words)
-    return " ".join(f"{p}_s{n // 2 % 2} ^= {' ^ '.join(taken[n : n + 2])};" for n in range(0, len(taken), 2))
-
-
-def declare_quads(p: str) -> str:
-    """Declare two sets of four random words to store, in turn."""
-    return " ".join(f"unsigned {p}q{n}_{w} = mixed(state + {4 * n + w + 1}u);" for n in range(2) for w in range(4))
-
-
-def change_quads(p: str) -> str:
-    """Change them, so that no iteration stores what the one before did."""
-    return " ".join(f"{p}q{n}_{w} ^= {p}q{1 - n}_{w} << 1;" for n in range(2) for w in range(4))
+    """Declare the registers of all steps."""
+    return " ".join(f"unsigned {word};" for i in range(steps) for word in name_words(p, i, words))
 
 
 def name_quad(p: str, step: int, words: int = 4) -> list[str]:
-    """Name the words that a step stores."""
+    """Name the words that a step stores: two sets of four random words, in turn."""
     return [f"{p}q{step % 2}_{w}" for w in range(words)]
+
+
+def load_unit(
+    name: str,
+    declare: str,
+    load: str,
+    row: int,
+    steps: int,
+    width: int,
+    advance: str,
+    letter: str = "l",
+    opcode: str = r"LDG.*",
+    operation: str = "load",
+    **more: Any,
+) -> BenchUnit:
+    """Load ``width`` bytes a thread from ``name``_at, ``row`` bytes further in every step, into two sums by turns."""
+    p, (kind, words) = name, KINDS[width]
+    taken = [word for i in range(steps) for word in name_words(p, i, words)]
+    folds = " ".join(f"{p}_s{n // 2 % 2} ^= {' ^ '.join(taken[n : n + 2])};" for n in range(0, len(taken), 2))
+
+    def step(i: int) -> str:
+        text = f"{load}.{kind} {vector(words)}, [%{words} + {i * row}];"
+        return asm(text, out_of(*name_words(p, i, words)), into(letter, f"{p}_at"))
+
+    return BenchUnit(
+        p,
+        f"{declare} unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_words(p, steps, words)}",
+        step,
+        f"{p}_s0 ^ {p}_s1",
+        ((opcode, 1), (FOLD, words / 2)),
+        advance=f"{folds} {advance}",
+        operation=operation,
+        byte=float(width),
+        **more,
+    )
+
+
+def write_unit(
+    name: str,
+    declare: str,
+    store: str,
+    row: int,
+    width: int,
+    advance: str,
+    letter: str = "l",
+    opcode: str = r"STG.*",
+    around: OpcodeCounts = (),
+    **more: Any,
+) -> BenchUnit:
+    """Store ``width`` bytes a thread, random and different in every iteration, as ``load_unit`` loads them."""
+    p, (kind, words) = name, KINDS[width]
+    quads = [(n, w) for n in range(2) for w in range(4)]
+
+    def step(i: int) -> str:
+        ins = f"{into(letter, f'{p}_at')}, {into('r', *name_quad(p, i, words))}"
+        return asm(f"{store}.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
+
+    return BenchUnit(
+        p,
+        f"{declare} " + " ".join(f"unsigned {p}q{n}_{w} = mixed(state + {4 * n + w + 1}u);" for n, w in quads),
+        step,
+        " ^ ".join(name_quad(p, 0) + name_quad(p, 1)),
+        ((opcode, 1),),
+        advance=" ".join(f"{p}q{n}_{w} ^= {p}q{1 - n}_{w} << 1;" for n, w in quads) + f" {advance}",
+        around=(*around, (r"LOP3.*|SHF.*|IMAD.*", 16.0)),  # the words that change
+        operation="store",
+        byte=float(width),
+        **more,
+    )
 
 
 def stream_unit(
     name: str, steps: int, width: int = 16, threads: int = 512, read: str = READ_ONCE, lanes: int = 32
 ) -> BenchUnit:
     """Load ``width`` bytes a thread; groups of ``lanes`` neighbours are contiguous, groups lie 128 bytes apart."""
-    p, (kind, words) = name, KINDS[width]
     row, place = threads * width, f"threadIdx.x * {width}u"
     if lanes < 32:  # a group's place in its own 128-byte line; lines of a warp follow each other
         row = threads // lanes * 128
         place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
-    sums = f"unsigned {p}_s0 = 0u; unsigned {p}_s1 = 0u;"
-
-    def step(i: int) -> str:
-        text = f"{read}.{kind} {vector(words)}, [%{words} + {i * row}];"
-        return asm(text, out_of(*(f"{p}{i}_{w}" for w in range(words))), into("l", f"{p}_at"))
-
-    return BenchUnit(
-        p,
-        f"{declare_walk(p, 'a', steps * row, place)} {sums} {declare_words(p, steps, words)}",
-        step,
-        f"{p}_s0 ^ {p}_s1",
-        ((r"LDG.*", 1), (FOLD, words / 2)),
-        advance=f"{fold_words(p, steps, words)} {advance_walk(p, steps * row)}",
-        around=ADDRESS,
-        operation="load",
-        byte=float(width),
-        chunk=steps * row,
-    )
+    chunk = steps * row
+    walk, go_on = declare_walk(name, "a", chunk, place), advance_walk(name, chunk)
+    return load_unit(name, walk, read, row, steps, width, go_on, around=ADDRESS, chunk=chunk)
 
 
 def store_unit(name: str, steps: int, width: int = 16, threads: int = 512) -> BenchUnit:
-    """Store ``width`` bytes a thread, random and different in every iteration."""
-    p, (kind, words), row = name, KINDS[width], threads * width
-
-    def step(i: int) -> str:
-        ins = f"{into('l', f'{p}_at')}, {into('r', *name_quad(p, i, words))}"
-        return asm(f"st.global.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
-
-    return BenchUnit(
-        p,
-        f"{declare_walk(p, 'b', steps * row, f'threadIdx.x * {width}u')} {declare_quads(p)}",
-        step,
-        " ^ ".join(name_quad(p, 0) + name_quad(p, 1)),
-        ((r"STG.*", 1),),
-        advance=f"{change_quads(p)} {advance_walk(p, steps * row)}",
-        around=(*ADDRESS, CHANGE),
-        operation="store",
-        byte=float(width),
-    )
+    """Store ``width`` bytes a thread along a walk."""
+    row = threads * width
+    walk = declare_walk(name, "b", steps * row, f"threadIdx.x * {width}u")
+    return write_unit(name, walk, "st.global", row, width, advance_walk(name, steps * row), around=ADDRESS)
 
 
 def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
@@ -153,51 +176,24 @@ def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
 def cached_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     """Load 16 bytes of a region that stays in L1: each block has its own, two halves in turn."""
     p, half = name, steps * threads * 16
-    declare = f"const u64 {p}_own = blockIdx.x % (unsigned)(bytes / {2 * half}ull); "
+    declare = f"const u64 {p}_own = blockIdx.x % (unsigned)(bytes / {2 * half}ull); u64 {p}_step = {half}ull; "
     declare += f"u64 {p}_at = (u64)(a + {p}_own * {2 * half}ull + threadIdx.x * 16u);"
-    declare += f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; u64 {p}_step = {half}ull; {declare_words(p, steps, 4)}"
-
-    def step(i: int) -> str:
-        text = f"ld.global.v4.u32 {vector(4)}, [%4 + {i * threads * 16}];"
-        return asm(text, out_of(*(f"{p}{i}_{w}" for w in range(4))), into("l", f"{p}_at"))
-
-    return BenchUnit(
-        p,
-        declare,
-        step,
-        f"{p}_s0 ^ {p}_s1",
-        ((r"LDG.*", 1), (FOLD, 2)),
-        advance=f"{fold_words(p, steps, 4)} {p}_at += {p}_step; {p}_step = 0ull - {p}_step;",
-        around=((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD.*|LEA.*|SEL|R2UR", 6.0),),
-        operation="load",
-        byte=16.0,
-    )
+    go_on = f"{p}_at += {p}_step; {p}_step = 0ull - {p}_step;"
+    around = ((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD.*|LEA.*|SEL|R2UR", 6.0),)
+    return load_unit(p, declare, "ld.global", threads * 16, steps, 16, go_on, around=around)
 
 
-def local_unit(name: str, steps: int, slots: int = 4) -> BenchUnit:
+def local_unit(name: str, slots: int = 4) -> BenchUnit:
     """Store 16 bytes to a thread's own local memory, over and over to ``slots`` places, so few that L1 holds all."""
     p = name
     declare = (
-        f"uint4 {p}[{slots}]; {declare_quads(p)} u64 {p}_base; "
+        f"uint4 {p}[{slots}]; u64 {p}_base; "
         f'asm volatile("cvta.to.local.u64 %0, %1;" : "=l"({p}_base) : "l"({p})); '
-        f"const unsigned {p}_low = (unsigned){p}_base;"
+        f"const unsigned {p}_at = (unsigned){p}_base;"
     )
-
-    def step(i: int) -> str:
-        text = f"st.local.v4.u32 [%0 + {i % slots * 16}], {vector(4, 1)};"
-        return asm(text, "", into("r", f"{p}_low", *name_quad(p, i)))
-
-    return BenchUnit(
-        p,
-        declare,
-        step,
-        f"{p}[seed % {slots}u].x ^ {p}[seed % {slots}u].y",
-        ((r"STL.*", 1),),
-        advance=change_quads(p),
-        around=(CHANGE,),
-        operation="store",
-        byte=16.0,
-    )
+    unit = write_unit(p, declare, "st.local", 16, 16, "", "r", r"STL.*")
+    fold = f"{p}[seed % {slots}u].x ^ {p}[seed % {slots}u].y"
+    return replace(unit, step=lambda i: unit.step(i % slots), fold=fold)
 
 
 def words_of_conflict(conflicts: int) -> list[int]:
@@ -221,49 +217,29 @@ def shared_unit(
 
     In a cluster the warps of a block take the memory of all other blocks, by turns.
     """
-    p, (kind, words), space = name, KINDS[width], "shared::cluster" if cluster > 1 else "shared"
+    p, space = name, "shared::cluster" if cluster > 1 else "shared"
     row, place = (4096, f"{p}_word[lane] * 4u") if width == 4 else (512, "lane * 16u")
     table = ", ".join(str(word) for word in words_of_conflict(conflicts))
     declare = (
         f"const unsigned short {p}_word[32] = {{{table}}};"
         f" unsigned {p}_at = (unsigned)__cvta_generic_to_shared(pool) + {place}; unsigned {p}_step = {steps * row}u; "
         f"for (unsigned i = threadIdx.x; i < {2 * steps * row // 4}u; i += blockDim.x) "
-        f"((unsigned *)pool)[i] = mixed(state + i); __syncthreads(); (void){p}_word;"
-        f" unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_quads(p) if write else declare_words(p, steps, words)}"
+        f"((unsigned *)pool)[i] = mixed(state + i); __syncthreads(); (void){p}_word; "
     )
-    if cluster > 1:
-        other = f"({p}_rank + 1u + threadIdx.x / 32u % {cluster - 1}u) % {cluster}u"
-        declare += f' unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
-        declare += (
-            f'asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"({p}_at) : "r"({other})); {CLUSTER_SYNC}'
-        )
-
-    def step(i: int) -> str:
-        if write:
-            ins = into("r", f"{p}_at", *name_quad(p, i, words))
-            return asm(f"st.{space}.{kind} [%0 + {i * row}], {vector(words, 1)};", "", ins)
-        outs = out_of(*(f"{p}{i}_{w}" for w in range(words)))
-        return asm(f"ld.{space}.{kind} {vector(words)}, [%{words} + {i * row}];", outs, into("r", f"{p}_at"))
-
-    stored = "".join(f" ^ {word}" for word in name_quad(p, 0) + name_quad(p, 1)) if write else ""
-    changed = change_quads(p) if write else fold_words(p, steps, words)
-    return BenchUnit(
-        p,
-        declare,
-        step,
-        f"{p}_s0 ^ {p}_s1{stored}",
-        ((r"STS.*|ST\.E.*", 1),) if write else ((r"LDS.*|LD\.E.*", 1), (FOLD, words / 2)),
-        advance=f"{changed} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
-        around=(
-            (r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0),
-            *((CHANGE,) if write else ()),
-            *(((r"S2R|MOV", 3.0),) if cluster > 1 else ()),  # the upper half of an address in the cluster
-        ),
-        operation="store" if write else "load",
-        byte=float(width),
-        finish=CLUSTER_SYNC if cluster > 1 else "",  # no block may go while another reads its memory
-        cluster=cluster,
-    )
+    around: OpcodeCounts = ((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0),)
+    go_on = f"{p}_at += {p}_step; {p}_step = 0u - {p}_step;"
+    if write:
+        unit = write_unit(p, declare, f"st.{space}", row, width, go_on, "r", r"STS.*|ST\.E.*", around)
+    else:
+        unit = load_unit(p, declare, f"ld.{space}", row, steps, width, go_on, "r", r"LDS.*|LD\.E.*", around=around)
+    if cluster == 1:
+        return unit
+    other = f"({p}_rank + 1u + threadIdx.x / 32u % {cluster - 1}u) % {cluster}u"
+    declare = f'{unit.declare} unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
+    declare += f'asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"({p}_at) : "r"({other})); {CLUSTER_SYNC}'
+    around = (*unit.around, (r"S2R|MOV", 3.0))  # the upper half of an address in the cluster
+    # no block may go while another reads its memory
+    return replace(unit, declare=declare, around=around, finish=CLUSTER_SYNC, cluster=cluster)
 
 
 def constant_unit(name: str, steps: int) -> BenchUnit:
@@ -293,44 +269,16 @@ def constant_unit(name: str, steps: int) -> BenchUnit:
 def texture_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     """Fetch four words of a texture; ``b`` is the handle of a texture over the first bytes of ``a``."""
     p = name
-    declare = f"const u64 {p}_t = (u64)b; int {p}_x = (int)threadIdx.x, {p}_step = {steps * threads}; "
-    declare += f"unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_words(p, steps, 4)}"
+    declare = f"const u64 {p}_t = (u64)b; int {p}_x = (int)threadIdx.x, {p}_step = {steps * threads};"
+    around = ((r"IADD.*|IMAD.*|VIADD|MOV|R2UR.*|UMOV|ULDC.*|LDC.*", 6.0),)
+    go_on = f"{p}_x += {p}_step; {p}_step = -{p}_step;"
+    unit = load_unit(p, declare, "", 0, steps, 16, go_on, around=around, opcode=r"TLD.*|TEX.*", operation="fetch")
 
     def step(i: int) -> str:
         ins = f'"l"({p}_t), "r"({p}_x + {i * threads})'
-        return asm(f"tex.1d.v4.u32.s32 {vector(4)}, [%4, {{%5}}];", out_of(*(f"{p}{i}_{w}" for w in range(4))), ins)
+        return asm(f"tex.1d.v4.u32.s32 {vector(4)}, [%4, {{%5}}];", out_of(*name_words(p, i, 4)), ins)
 
-    return BenchUnit(
-        p,
-        declare,
-        step,
-        f"{p}_s0 ^ {p}_s1",
-        ((r"TLD.*|TEX.*", 1), (FOLD, 2), (r"VIADD.*|IADD.*|IMAD.*|MOV|R2UR.*", 1)),
-        advance=f"{fold_words(p, steps, 4)} {p}_x += {p}_step; {p}_step = -{p}_step;",
-        around=((r"IADD.*|IMAD.*|VIADD|MOV|R2UR.*|UMOV|ULDC.*|LDC.*", 6.0),),
-        operation="fetch",
-        byte=16.0,
-    )
-
-
-def atomic_unit(name: str, steps: int, where: str, lines: int = 0) -> BenchUnit:
-    """Add in memory. ``where``: shared, own (each thread its word in L2) or same (one word a warp).
-
-    ``lines`` of 128 bytes take the additions of all warps by turns: few lines lie in few slices of the L2.
-    """
-    p, fold, opcode = name, "0u", r"REDG?.*"
-    text, ins = "red.global.add.u32 [%0], %1;", f'"l"({p}_at), "r"({p}_v)'
-    if where == "shared":
-        declare = "((unsigned *)pool)[threadIdx.x] = 0u; __syncthreads(); "
-        declare += f"const unsigned {p}_at = (unsigned)__cvta_generic_to_shared(pool) + threadIdx.x * 4u;"
-        fold, opcode = "((unsigned *)pool)[threadIdx.x]", r"ATOMS.*"
-        text, ins = "red.shared.add.u32 [%0], %1;", into("r", f"{p}_at", "(state | 1u)")
-    else:
-        own = "(thread % (unsigned)(bytes / 4ull)) * 4u"
-        place = own if where == "own" else "(thread / 32u % (unsigned)(bytes / 128ull)) * 128u"
-        place = f"(thread / 32u % {lines}u) * 128u + lane * 4u" if lines else place
-        declare = f"unsigned char *const {p}_at = b + {place}; unsigned {p}_v = 1u + (seed >> 31);"
-    return BenchUnit(p, declare, lambda i: asm(text, "", ins), fold, ((opcode, 1),), operation="atomic", byte=4.0)
+    return replace(unit, step=step, opcodes=(*unit.opcodes, (r"VIADD.*|IADD.*|IMAD.*|MOV|R2UR.*", 1)))
 
 
 def copy_unit(
@@ -341,7 +289,7 @@ def copy_unit(
     declare = declare_walk(p, "a", steps * row, f"threadIdx.x * {width}u") + f" const long long {p}_apart = b - a;"
 
     def step(i: int) -> str:
-        names = [f"{p}{i % steps}_{w}" for w in range(words)]
+        names = name_words(p, i % steps, words)
         if i < steps:
             text = f"{read}.{kind} {vector(words)}, [%{words} + {i * row}];"
             return asm(text, out_of(*names), into("l", f"{p}_at"))

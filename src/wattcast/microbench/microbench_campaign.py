@@ -11,7 +11,6 @@ worker has brought in time.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -43,6 +42,7 @@ MOST_STARTS = 12
 RESERVE_S = 4.0  # a row is begun only with this much time left
 PATIENCE_S = 25.0
 WORKERS = 6
+CLAIM = ".claim"  # ending of the file that shows that a worker compiles a kernel
 
 
 @dataclass(frozen=True)
@@ -138,39 +138,32 @@ def supervise_child(
     out: Path, kind: str, command: list[str], budget_s: float, stall_s: float = STALL_S
 ) -> Counter[str]:
     """Run the child again and again until its work is done or time is up; return counts of rows on file."""
-    with hold_folder(out):
-        return _supervise_children(out, kind, command, budget_s, stall_s)
-
-
-def _supervise_children(out: Path, kind: str, command: list[str], budget_s: float, stall_s: float) -> Counter[str]:
     began_s, since = time.monotonic(), format_now()
     progress, rows = out / ".progress", out / f"{kind}.jsonl"
     counts: Counter[str] = Counter()
-    for _ in range(MOST_STARTS):
-        left_s = budget_s - (time.monotonic() - began_s)
-        if left_s < 2 * RESERVE_S:
-            counts["out of time"] += 1
-            break
-        progress.unlink(missing_ok=True)
-        code = _await_child([*command, "--budget", f"{left_s:.1f}s", "--since", since], progress, stall_s, left_s)
-        if code is None:
-            counts["hung"] += 1
-            try:
+    with hold_folder(out):
+        for _ in range(MOST_STARTS):
+            left_s = budget_s - (time.monotonic() - began_s)
+            if left_s < 2 * RESERVE_S:
+                counts["out of time"] += 1
+                break
+            progress.unlink(missing_ok=True)
+            code = _await_child([*command, "--budget", f"{left_s:.1f}s", "--since", since], progress, stall_s, left_s)
+            if code is None:
+                counts["hung"] += 1
                 name = str(json.loads(_read_text(progress) or "{}").get("id", ""))
-            except ValueError:
-                name = ""
-            if name:
-                why = "the device did not answer in time; the process was ended."
-                Journal(rows).append(asdict(MicroRow(name, name, date=format_now(), error=why)))
-                say(f"{name}: hung")
-        elif code == BROKEN:
-            counts["restarted after a lost device"] += 1
-        elif code != 0:
-            raise MissingTool(f"measuring ended with exit code {code}; what it said is above.")
-        else:
-            break
-    progress.unlink(missing_ok=True)
-    return counts + count_rows(rows)
+                if name:
+                    why = "the device did not answer in time; the process was ended."
+                    Journal(rows).append(asdict(MicroRow(name, name, date=format_now(), error=why)))
+                    say(f"{name}: hung")
+            elif code == BROKEN:
+                counts["restarted after a lost device"] += 1
+            elif code != 0:
+                raise MissingTool(f"measuring ended with exit code {code}; what it said is above.")
+            else:
+                break
+        progress.unlink(missing_ok=True)
+        return counts + count_rows(rows)
 
 
 def _await_child(command: list[str], progress: Path, stall_s: float, left_s: float) -> int | None:
@@ -280,7 +273,7 @@ class CompiledKernels:
         """Machine code; waits a while for a worker that is at it, and compiles here what none has begun."""
         path = self.folder / cubin_name(benchmark, self.architecture)
         deadline = time.monotonic() + PATIENCE_S
-        while not path.exists() and claim_path(path).exists() and time.monotonic() < deadline:
+        while not path.exists() and path.with_suffix(CLAIM).exists() and time.monotonic() < deadline:
             if all(worker.poll() is not None for worker in self.workers):
                 break
             time.sleep(0.01)
@@ -302,34 +295,18 @@ class CompiledKernels:
                 worker.wait(2.0)
 
 
-def claim_path(path: Path) -> Path:
-    """Return the file that shows that a worker compiles ``path``."""
-    return path.with_suffix(".claim")
-
-
-def main() -> int:
-    """Compile this worker's share of the benchmarks."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("architecture")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("place", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    supported = [b for b in find_benchmarks(options.names) if b.supported(options.architecture)]
-    for benchmark in supported[options.place :: options.count]:
-        path = options.folder / cubin_name(benchmark, options.architecture)
+def main(architecture: str, folder: str, place: str, count: str, *names: str) -> None:
+    """Compile the share of the benchmarks that has worker number ``place`` of ``count``."""
+    supported = [b for b in find_benchmarks(list(names)) if b.supported(architecture)]
+    for benchmark in supported[int(place) :: int(count)]:
+        path = Path(folder) / cubin_name(benchmark, architecture)
         if path.exists():
             continue
-        claim_path(path).touch()
-        try:
-            write_whole(path, compile_cubin(benchmark.source, options.architecture, f"{benchmark.name}.cu"))
-        except WattcastError:
-            pass  # the campaign reports what does not compile
-        finally:
-            claim_path(path).unlink(missing_ok=True)
-    return 0
+        path.with_suffix(CLAIM).touch()
+        with contextlib.suppress(WattcastError):  # the campaign reports what does not compile
+            write_whole(path, compile_cubin(benchmark.source, architecture, f"{benchmark.name}.cu"))
+        path.with_suffix(CLAIM).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

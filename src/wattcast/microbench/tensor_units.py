@@ -14,8 +14,20 @@ shared memory counts the bytes that have come.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, OpcodeCounts, asm, inout, into, vector
+from wattcast.core.measured_rows import read_shipped_table
+from wattcast.microbench.unit_source import (
+    CLUSTER_SYNC,
+    BenchUnit,
+    OpcodeCounts,
+    asm,
+    inout,
+    into,
+    vector,
+)
+
+Entry = TypeVar("Entry", bound="TensorPrecision | MmaShape")
 
 STAGES = 4
 A_TILE_BYTE = 64 * 128
@@ -41,26 +53,33 @@ class TensorPrecision:
     one: str  # a word of ones (0.5 for floating point), for the check
     half: float  # the value of its elements
     k: int  # of a 32-byte step
+    wgmma: str  # types of a product: result and operands
+    opcode: str
 
 
-PRECISIONS = {
-    p.name: p
-    for p in (
-        TensorPrecision("bf16", "0x3f803f80u | (x & 0x807f807fu)", "0x3f003f00u", 0.5, 16),
-        TensorPrecision("fp16", "0x3c003c00u | (x & 0x83ff83ffu)", "0x38003800u", 0.5, 16),
-        TensorPrecision("tf32", "0x3f800000u | (x & 0x807fe000u)", "0x3f000000u", 0.5, 8),
-        TensorPrecision("fp8", "0x38383838u | (x & 0x87878787u)", "0x30303030u", 0.5, 32),
-        TensorPrecision("int8", "x", "0x01010101u", 1.0, 32),
-    )
-}
-WGMMA_TYPES = {
-    "bf16": "m64n256k16.f32.bf16.bf16",
-    "fp16": "m64n256k16.f32.f16.f16",
-    "tf32": "m64n256k8.f32.tf32.tf32",
-    "fp8": "m64n256k32.f32.e4m3.e4m3",
-    "int8": "m64n256k32.s32.s8.s8",
-}
-WGMMA_OPCODE = {"bf16": r"HGMMA.*", "fp16": r"HGMMA.*", "tf32": r"HGMMA.*", "fp8": r"QGMMA.*", "int8": r"IGMMA.*"}
+@dataclass(frozen=True)
+class MmaShape:
+    """One form of ``mma.sync``: registers of A, B and C, and multiply-adds."""
+
+    name: str
+    types: str
+    a: int
+    b: int
+    c: int
+    letter: str  # of C
+    opcode: str
+    multiply_adds: int
+    word: str  # the precision of random operands
+
+
+def _read_table(name: str, kind: type[Entry]) -> dict[str, Entry]:
+    numbers: dict[str, Any] = {"half": float} | dict.fromkeys(("k", "a", "b", "c", "multiply_adds"), int)
+    rows = read_shipped_table("wattcast.microbench", name)
+    made = ({key: numbers.get(key, str)(cell) for key, cell in row.items()} for row in rows)
+    return {values["name"]: kind(**values) for values in made}
+
+
+PRECISIONS, MMA = _read_table("tensor_formats.csv", TensorPrecision), _read_table("mma_shapes.csv", MmaShape)
 
 
 def wgmma_shared_byte(columns: int, groups: int) -> int:
@@ -69,6 +88,7 @@ def wgmma_shared_byte(columns: int, groups: int) -> int:
 
 
 def wgmma_unit(
+    name: str,
     precision: str,
     zeros: bool = False,
     columns: int = 256,
@@ -81,7 +101,7 @@ def wgmma_unit(
     ``sparse`` A tiles hold two of every four elements, so K doubles; operations are those of the dense product, as
     vendors count them. ``apart`` products wait for the one before.
     """
-    p, form = f"wgmma_{'sparse_' * sparse}{precision}", PRECISIONS[precision]
+    form = PRECISIONS[precision]
     registers = columns // 2  # of accumulators in a thread
     integer = precision == "int8"
     kind, letter = ("int", "r") if integer else ("float", "f")
@@ -98,13 +118,12 @@ def wgmma_unit(
         f"const u64 at_b = layout | ((pool_at + {groups * A_TILE_BYTE}u) >> 4);"
     )
     # all products of an iteration are one statement: 128 accumulators are costly to name again and again
-    types, stage = WGMMA_TYPES[precision].replace("n256", f"n{columns}"), wgmma_shared_byte(columns, groups) // STAGES
-    flags = ("" if integer else ", 1, 1") + (", 0, 0" if "k16" in types else "")  # scales, transpositions
+    types, stage = f"m64n{columns}k{form.k * (1 + sparse)}.{form.wgmma}", wgmma_shared_byte(columns, groups) // STAGES
+    flags = ("" if integer else ", 1, 1") + (", 0, 0" if form.k == 16 else "")  # scales, transpositions
     wait = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
     product, ends = "wgmma.mma_async.sync.aligned", ""
     if sparse:
         product, ends = "wgmma.mma_async.sp.sync.aligned", f", %{registers + 2}, 0"
-        types = types.replace(f"k{form.k}", f"k{2 * form.k}")
     lines = ["wgmma.fence.sync.aligned;"]
     for i in range(WGMMA_STEPS):
         at = i // STEPS_OF_STAGE % STAGES * stage + i % STEPS_OF_STAGE * 32
@@ -122,11 +141,11 @@ def wgmma_unit(
     # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
     per_thread = 2.0 * 64 * columns * form.k * (1 + sparse) / 128.0
     return BenchUnit(
-        p,
+        name,
         declare,
         lambda i: "",
         f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(bits.format(i) for i in range(registers)),
-        ((WGMMA_OPCODE[precision], 1),),
+        ((form.opcode, 1),),
         before=products,
         around=((r"R2UR.*", 2.0 * WGMMA_STEPS), (WGMMA_AROUND, 6.0 * WGMMA_STEPS)),
         operation="flop",
@@ -135,23 +154,9 @@ def wgmma_unit(
     )
 
 
-@dataclass(frozen=True)
-class MmaShape:
-    """One form of ``mma.sync``: registers of A, B and C, and multiply-adds."""
-
-    types: str
-    a: int
-    b: int
-    c: int
-    letter: str  # of C
-    opcode: str
-    multiply_adds: int
-    word: str  # the precision of random operands
-
-
-def mma_unit(precision: str, chains: int = 0) -> BenchUnit:
+def mma_unit(name: str, precision: str, chains: int = 0) -> BenchUnit:
     """Run ``mma.sync`` with operands in registers; eight accumulators in turn, four of the larger fp64 form."""
-    p, form = f"mma_{precision}", MMA[precision]
+    p, form = name, MMA[precision]
     wide, sparse = form.letter == "d", precision.startswith("sparse")
     chains = chains or (CHAINS // 2 if wide and form.c > 2 else CHAINS)
     sets = 1 if wide and form.a > 1 else 2  # of operands, in turn
@@ -204,28 +209,16 @@ def _write_register_list(first: int, count: int) -> str:
     return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
 
 
-MMA = {
-    "bf16": MmaShape("m16n8k16.row.col.f32.bf16.bf16.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 16, "bf16"),
-    "fp16": MmaShape("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 16, "fp16"),
-    "tf32": MmaShape("m16n8k8.row.col.f32.tf32.tf32.f32", 4, 2, 4, "f", r"HMMA.*", 16 * 8 * 8, "tf32"),
-    "int8": MmaShape("m16n8k32.row.col.s32.s8.s8.s32", 4, 2, 4, "r", r"IMMA.*", 16 * 8 * 32, "int8"),
-    "sparse_bf16": MmaShape("m16n8k32.row.col.f32.bf16.bf16.f32", 4, 4, 4, "f", r"HMMA.*", 16 * 8 * 32, "bf16"),
-    "sparse_int8": MmaShape("m16n8k64.row.col.s32.s8.s8.s32", 4, 4, 4, "r", r"IMMA.*", 16 * 8 * 64, "int8"),
-    "fp64": MmaShape("m16n8k16.row.col.f64.f64.f64.f64", 8, 4, 4, "d", r"DMMA.*", 16 * 8 * 16, "fp64"),
-    "fp64_884": MmaShape("m8n8k4.row.col.f64.f64.f64.f64", 1, 1, 2, "d", r"DMMA.*", 8 * 8 * 4, "fp64"),
-}
-
-
 PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
 
 
-def divergence_unit(ways: int) -> BenchUnit:
+def divergence_unit(name: str, ways: int) -> BenchUnit:
     """Branch to ``ways`` paths of the same length; lanes take them by turns, so each warp runs them one by one.
 
     Half of a path grows by g, the other half shrinks by r near 1/g and turns the sign last, as
     ``multiply_adds`` does, so that values neither settle nor overflow.
     """
-    p = f"divergence_{ways}"
+    p = name
     # through a shuffle, or the assembler computes the operands again on every path
     declare = f"const unsigned {p}_way = __shfl_sync(0xffffffffu, lane % {ways}u, lane); "
     declare += f"const float {p}_g = __shfl_sync(0xffffffffu, 1.0f + (unit_float(state) - 1.0f) * 0.0625f, lane); "
@@ -254,31 +247,6 @@ def divergence_unit(ways: int) -> BenchUnit:
         per_step=PATH_STEPS,
         operation="instruction",
     )
-
-
-def barrier_unit(name: str) -> BenchUnit:
-    """Wait at barriers of the whole block."""
-    return BenchUnit(
-        name, "", lambda i: 'asm volatile("bar.sync 0;" ::: "memory");', "0u", ((r"BAR.*", 1),), operation="barrier"
-    )
-
-
-def fence_unit(name: str) -> BenchUnit:
-    """Order memory by fences of the whole device."""
-    return BenchUnit(
-        name,
-        "",
-        lambda i: 'asm volatile("fence.acq_rel.gpu;" ::: "memory");',
-        "0u",
-        ((r"MEMBAR.*", 1),),
-        around=((r"ERRBAR|CCTL.*|CGAERRBAR", 256.0),),
-        operation="fence",
-    )
-
-
-def sleep_unit(name: str) -> BenchUnit:
-    """Keep warps resident that do nothing."""
-    return BenchUnit(name, "", lambda i: asm("nanosleep.u32 1000;"), "0u", ((r"NANOSLEEP.*", 1),), operation="sleep")
 
 
 def bulk_unit(name: str, tile: bool = False, cluster: int = 1) -> BenchUnit:

@@ -74,12 +74,10 @@ class Benchmark:
     curve: str = ""  # the figure this is a point of, if any
     at: float = 0.0  # where on that curve
     seed: int = 1
-    check: str = ""  # which self-check applies (checks.py)
-    specification: str = ""  # row of specification.csv
-    note: str = ""
+    check: str = ""  # which self-check applies (`run_self_check`)
+    specification: str = ""  # key of a rate that the vendor states (`find_specified_rate`)
     interleave: bool = True
     extra: OpcodeCounts = ()  # further instructions of an iteration
-    weight: int = 5  # smaller runs earlier
     once: bool = False  # one of several ways to the same end: measured in the first round only
     version: int = 1  # grows when the kernel changes, so that what an older one measured is measured again
 
@@ -181,7 +179,7 @@ END_OF_SOME = (
 
 def read_opcodes(text: str) -> OpcodeCounts:
     """Read the opcodes of a table: ``POPC 1; LOP3.* 1``."""
-    return tuple((opcode, float(count)) for opcode, count in (part.split() for part in text.split("; ")))
+    return tuple((opcode, float(count)) for opcode, count in (part.split() for part in text.split("; ") if part))
 
 
 def asm(text: str, outs: str = "", ins: str = "") -> str:

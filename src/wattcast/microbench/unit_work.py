@@ -278,12 +278,6 @@ def curve_ratio(
     return found[0], found[1]
 
 
-def make_counted_profile(name: str, counters: Mapping[str, float], results: Sequence[MicroRow]) -> KernelProfile:
-    """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds, percent)."""
-    values = {metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()}
-    return make_profile(name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results))
-
-
 def find_idle_power_w(results: Sequence[MicroRow]) -> float:
     """Return the median idle power with a context open, from the rows' own values or from idle rows."""
     known = [r.idle_power_w for r in results if r.idle_power_w]
