@@ -293,6 +293,12 @@ class Tape:
         op.__dict__["label"] = self.label
         self.entries.append(TapeEntry(op, tuple(reads), tuple(writes)))
 
+    def launch(self, op: Operator, reads: Sequence[Tensor], shape: Shape, dtype: Dtype | None = None) -> Tensor:
+        """Append an operator and return the new tensor that it writes, by default in the format of the first read."""
+        out = self.empty(shape, dtype or reads[0].dtype)
+        self.emit(op, reads, (out,))
+        return out
+
     def emit_pointwise(
         self, function: str, reads: Sequence[Tensor], out: Tensor, layout: Layout, extents: Extents | None = None
     ) -> None:

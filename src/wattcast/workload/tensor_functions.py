@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from wattcast.core.units import Dtype
@@ -53,25 +54,19 @@ def power(x: Tensor, exponent: float) -> Tensor:
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
     out = pointwise("rsqrt", x)
+    x.tape.record((out,), (x,), lambda g: (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),), (out,))
+    return out
+
+
+def reduce_last(function: str, x: Tensor) -> Tensor:
+    """Take the sum or the mean over the last dimension, which stays with size 1."""
+    out = reduce(function, x, (*x.shape[:-1], 1))
 
     def back(g: Tensor) -> tuple[Tensor]:
-        return (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),)
+        spread = g.expand(*x.shape)
+        return (pointwise("scale", spread) if function == "mean" else spread,)
 
-    x.tape.record((out,), (x,), back, (out,))
-    return out
-
-
-def sum_last(x: Tensor) -> Tensor:
-    """Sum over the last dimension, which stays with size 1."""
-    out = reduce("sum", x, (*x.shape[:-1], 1))
-    x.tape.record((out,), (x,), lambda g: (g.expand(*x.shape),))
-    return out
-
-
-def mean_last(x: Tensor) -> Tensor:
-    """Take the mean over the last dimension, which stays with size 1."""
-    out = reduce("mean", x, (*x.shape[:-1], 1))
-    x.tape.record((out,), (x,), lambda g: (pointwise("scale", g.expand(*x.shape)),))
+    x.tape.record((out,), (x,), back)
     return out
 
 
@@ -96,16 +91,14 @@ def linear(
     are cast to fp8, in both orders since fp8 products take one order alone, and all products run in fp8; results
     come out wide. Weights are cast once a step, by the optimiser, so no operator is emitted for that.
     """
-    flat = x.reshape(-1, x.shape[-1])
+    flat, tape = x.reshape(-1, x.shape[-1]), x.tape
     (m, k), n = flat.shape, weight.shape[0]
-    tape = x.tape
-    out = tape.empty((m, n), x.dtype)
     narrow = None if weight.dtype is x.dtype else weight.dtype
     fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
-    math, result = (Dtype.FP8, x.dtype) if fp8 else (tape.math_dtype(x.dtype), _product_dtype(x))
-    factors = (_cast_both_orders(flat) if fp8 else flat, weight)
+    math, result = _product_formats(x, fp8)
+    factor = _cast_both_orders(flat) if fp8 else flat
     op = Linear(m, n, k, bias=fused, dtype=math, weight_dtype=narrow, out_dtype=result)
-    tape.emit(op, factors if bias is None else (*factors, bias), (out,))
+    out = tape.launch(op, (factor, weight) if bias is None else (factor, weight, bias), (m, n), x.dtype)
     if bias is not None and not fused:  # PyTorch folds the bias in only where the input needs no reshaping
         tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST)
 
@@ -114,17 +107,24 @@ def linear(
         g = g if is_dense(g.shape, g.strides) or 1 in g.strides else g.clone()
         d_bias = None if bias is None or not bias.needs_grad else reduce("sum", g, bias.shape, across=True)
         g = _cast_both_orders(g) if fp8 else g
-        narrow = x.dtype if fp8 else None
-        d_x = _multiply_matrices(g, factors[1], m, k, n, flat.shape, out_dtype=narrow) if flat.needs_grad else None
-        rows, columns = (k, n) if in_major else (n, k)
-        d_w = None
-        if weight.needs_grad:
-            d_w = _multiply_matrices(g, factors[0], rows, columns, m, weight.shape, turned=True, out_dtype=narrow)
-        return d_x, d_w, d_bias
 
-    saved = (factors[0], weight) if weight.needs_grad else (weight,)
-    tape.record((out,), (flat, weight, bias), back, saved)
+        def multiply(other: Tensor, like: Tensor, m: int, n: int, k: int, turned: bool) -> Tensor | None:
+            op = Linear(m, n, k, dtype=math, out_dtype=result, turned=turned)
+            return tape.launch(op, (g, other), like.shape, x.dtype) if like.needs_grad else None
+
+        rows, columns = (k, n) if in_major else (n, k)
+        return multiply(weight, flat, m, k, n, False), multiply(factor, weight, rows, columns, m, True), d_bias
+
+    tape.record((out,), (flat, weight, bias), back, (factor, weight) if weight.needs_grad else (weight,))
     return out.view(*x.shape[:-1], n)
+
+
+def _product_formats(x: Tensor, fp8: bool = False) -> tuple[Dtype, Dtype | None]:
+    """Return the format a product is computed in, and that of its result where it is another."""
+    if fp8:
+        return Dtype.FP8, x.dtype
+    math = x.tape.math_dtype(x.dtype)
+    return math, Dtype.FP32 if math is Dtype.TF32 else None
 
 
 def _cast_both_orders(x: Tensor) -> Tensor:
@@ -135,22 +135,6 @@ def _cast_both_orders(x: Tensor) -> Tensor:
     return out
 
 
-def _multiply_matrices(
-    a: Tensor, b: Tensor, m: int, n: int, k: int, shape: tuple[int, ...], *, turned: bool = False,
-    out_dtype: Dtype | None = None,
-) -> Tensor:  # fmt: skip
-    out = a.tape.empty(shape, out_dtype or a.dtype)
-    result = out_dtype or _product_dtype(a)
-    op = Linear(m, n, k, dtype=a.tape.math_dtype(a.dtype), out_dtype=result, turned=turned)
-    a.tape.emit(op, (a, b), (out,))
-    return out
-
-
-def _product_dtype(x: Tensor) -> Dtype | None:
-    """Return the format of a product's result where it is not the one the product is computed in."""
-    return Dtype.FP32 if x.tape.math_dtype(x.dtype) is Dtype.TF32 else None
-
-
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Multiply ``[..., m, k]`` by ``[..., k, n]``; leading dimensions are folded into one.
 
@@ -158,23 +142,19 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     (m, k), n, tape = a.shape[-2:], b.shape[-1], a.tape
     left, right = a.reshape(-1, m, k), b.reshape(-1, k, n)
-    size = left.shape[0]
-    out = _multiply_batch(left, right, size, m, n, k)
+    size, (math, result) = left.shape[0], _product_formats(a)
+
+    def multiply(a: Tensor, b: Tensor, m: int, n: int, k: int) -> Tensor:
+        return tape.launch(Bmm(size, m, n, k, dtype=math, out_dtype=result), (a, b), (size, m, n), a.dtype)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
-        d_left = _multiply_batch(g, right.transpose(1, 2), size, m, k, n) if left.needs_grad else None
-        d_right = _multiply_batch(left.transpose(1, 2), g, size, k, n, m) if right.needs_grad else None
+        d_left = multiply(g, right.transpose(1, 2), m, k, n) if left.needs_grad else None
+        d_right = multiply(left.transpose(1, 2), g, k, n, m) if right.needs_grad else None
         return d_left, d_right
 
+    out = multiply(left, right, m, n, k)
     tape.record((out,), (left, right), back, (left, right))
     return out.view(*a.shape[:-2], m, n)
-
-
-def _multiply_batch(a: Tensor, b: Tensor, size: int, m: int, n: int, k: int) -> Tensor:
-    out = a.tape.empty((size, m, n), a.dtype)
-    op = Bmm(size, m, n, k, dtype=a.tape.math_dtype(a.dtype), out_dtype=_product_dtype(a))
-    a.tape.emit(op, (a, b), (out,))
-    return out
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]], *, fp8: bool = False) -> Tensor:
@@ -182,17 +162,12 @@ def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]],
 
     ``groups`` lists (how many groups, rows of each). ``fp8``: as in ``linear``.
     """
-    n, k = weight.shape[1:]
-    tape = x.tape
-    math, result = (Dtype.FP8, x.dtype) if fp8 else (tape.math_dtype(x.dtype), _product_dtype(x))
+    (n, k), tape = weight.shape[1:], x.tape
+    held_narrow = weight.dtype is Dtype.FP8
+    math, result = _product_formats(x, fp8 or held_narrow)
     out = tape.empty((x.shape[0], n), x.dtype)
-    if weight.dtype is Dtype.FP8:
-        narrow = pointwise("cast", x, out_dtype=Dtype.FP8)
-        for size, rows in groups:
-            tape.emit(Bmm(size, rows, n, k, dtype=Dtype.FP8, out_dtype=x.dtype), (narrow, weight), (out,))
-        return out
-    weight_dtype = None if weight.dtype is x.dtype else weight.dtype
-    factor = _cast_both_orders(x) if fp8 else x
+    weight_dtype = None if weight.dtype in (x.dtype, Dtype.FP8) else weight.dtype
+    factor = pointwise("cast", x, out_dtype=Dtype.FP8) if held_narrow else _cast_both_orders(x) if fp8 else x
     for size, rows in groups:
         op = Bmm(size, rows, n, k, dtype=math, out_dtype=result, weight_dtype=weight_dtype)
         tape.emit(op, (factor, weight), (out,))
@@ -251,15 +226,13 @@ def softmax(x: Tensor, *, wide: bool = False) -> Tensor:
         x = x.to(Dtype.FP32)
     x = x.contiguous()
     kind = Dtype.FP32 if wide else x.dtype
-    out = x.tape.empty(x.shape, kind)
     rows, dim = x.numel // x.shape[-1], x.shape[-1]
-    x.tape.emit(Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind), (x,), (out,))
+    op = Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind)
+    out = x.tape.launch(op, (x,), x.shape, kind)
 
     def back(g: Tensor) -> tuple[Tensor]:
-        d_x = g.tape.empty(x.shape, x.dtype)
-        narrow = None if kind is x.dtype else x.dtype
-        g.tape.emit(Softmax(rows, dim, dtype=kind, out_dtype=narrow, backward=True), (g, out), (d_x,))
-        return (d_x,)
+        op = Softmax(rows, dim, dtype=kind, out_dtype=None if kind is x.dtype else x.dtype, backward=True)
+        return (g.tape.launch(op, (g, out), x.shape, x.dtype),)
 
     x.tape.record((out,), (x,), back, (out,))
     return out
@@ -267,20 +240,16 @@ def softmax(x: Tensor, *, wide: bool = False) -> Tensor:
 
 def cross_entropy(logits: Tensor) -> Tensor:
     """Return the mean negative log likelihood of one label per row, in the logits' format (fp32 in practice)."""
-    rows, dim = logits.numel // logits.shape[-1], logits.shape[-1]
-    tape = logits.tape
-    logp = tape.empty(logits.shape, logits.dtype)
-    tape.emit(Softmax(rows, dim, dtype=logits.dtype, log=True), (logits,), (logp,))
-    loss = tape.empty((1,), logits.dtype)
-    picked = rows * (logits.dtype.byte + Dtype.INT64.byte)
-    tape.emit(Elementwise("gather", rows, dtype=logits.dtype, read=picked, write=loss.byte), (logp,), (loss,))
+    rows, dim, dtype, tape = logits.numel // logits.shape[-1], logits.shape[-1], logits.dtype, logits.tape
+    logp = tape.launch(Softmax(rows, dim, dtype=dtype, log=True), (logits,), logits.shape)
+    picked = rows * (dtype.byte + Dtype.INT64.byte)
+    loss = tape.launch(Elementwise("gather", rows, dtype=dtype, read=picked, write=dtype.byte), (logp,), (1,))
 
     def back(g: Tensor) -> tuple[Tensor]:
-        d_logp = fill(tape, logits.shape, logits.dtype)
-        tape.emit(Elementwise("copy", rows, dtype=logits.dtype, read=rows * Dtype.INT64.byte), (g,), (d_logp,))
-        d_x = tape.empty(logits.shape, logits.dtype)
-        tape.emit(Softmax(rows, dim, dtype=logits.dtype, backward=True, log=True), (d_logp, logp), (d_x,))
-        return (d_x,)
+        d_logp = fill(tape, logits.shape, dtype)
+        tape.emit(Elementwise("copy", rows, dtype=dtype, read=rows * Dtype.INT64.byte), (g,), (d_logp,))
+        op = Softmax(rows, dim, dtype=dtype, backward=True, log=True)
+        return (tape.launch(op, (d_logp, logp), logits.shape),)
 
     tape.record((loss,), (logits,), back, (logp,))
     return loss
@@ -305,14 +274,12 @@ def group_norm(x: Tensor, groups: int = 32) -> Tensor:
 def _normalise_rows(
     kind: type[LayerNorm] | type[RmsNorm], x: Tensor, rows: int, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    x = x.contiguous()
-    dim, weights = x.numel // rows, (weight, bias)
-    out = x.tape.empty(x.shape, x.dtype)
-    x.tape.emit(kind(rows, dim, dtype=x.dtype), [t for t in (x, *weights) if t is not None], (out,))
+    x, weights = x.contiguous(), (weight, bias)
+    dim = x.numel // rows
+    out = x.tape.launch(kind(rows, dim, dtype=x.dtype), [t for t in (x, *weights) if t is not None], x.shape)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
-        d_x = g.tape.empty(x.shape, x.dtype)
-        g.tape.emit(kind(rows, dim, dtype=x.dtype, backward=True), (g, x), (d_x,))
+        d_x = g.tape.launch(kind(rows, dim, dtype=x.dtype, backward=True), (g, x), x.shape, x.dtype)
         return d_x, *[None if t is None else g.tape.empty(t.shape, x.dtype) for t in weights]
 
     x.tape.record((out,), (x, *weights), back, (x,))
@@ -323,21 +290,17 @@ def batch_norm(x: Tensor) -> Tensor:
     """Norm by running statistics when serving; by the batch's own in training, where the input is read twice."""
     tape, channels = x.tape, x.shape[1]
     weight, bias = (tape.parameter(channels, dtype=x.dtype) for _ in range(2))
-    out = tape.empty(x.shape, x.dtype)
-    if tape.training:  # a counter of the batches seen
-        tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
-    function = "batchnorm_train" if tape.training else "batchnorm"
 
     def operator(function: str, read: int | None = None) -> Elementwise:
         return Elementwise(function, x.numel, dtype=x.dtype, read=read, rows=channels, run=prod(x.shape[2:]))
 
-    tape.emit(operator(function), (x, weight, bias), (out,))
-
     def back(g: Tensor) -> Sequence[Tensor]:
-        d_x = tape.empty(x.shape, x.dtype)
-        tape.emit(operator("batchnorm_grad", 4 * x.byte), (g, x), (d_x,))
+        d_x = tape.launch(operator("batchnorm_grad", 4 * x.byte), (g, x), x.shape, x.dtype)
         return d_x, tape.empty((channels,), x.dtype), tape.empty((channels,), x.dtype)
 
+    if tape.training:  # a counter of the batches seen
+        tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
+    out = tape.launch(operator("batchnorm_train" if tape.training else "batchnorm"), (x, weight, bias), x.shape)
     tape.record((out,), (x, weight, bias), back, (x,))
     return out
 
@@ -354,18 +317,17 @@ def pick_rows(x: Tensor, rows: int) -> Tensor:
 
 def _gather_rows(table: Tensor, shape: tuple[int, ...], indices: int) -> Tensor:
     """Gather rows; their gradients are added into zeros."""
-    tape, index_byte = table.tape, indices * Dtype.INT64.byte
-    out = tape.empty(shape, table.dtype)
-    op = Elementwise("gather", out.numel, dtype=table.dtype, read=out.byte + index_byte)
-    tape.emit(op, (table,), (out,))
+    byte = prod(shape) * table.dtype.byte + indices * Dtype.INT64.byte
+    out = table.tape.launch(Elementwise("gather", prod(shape), dtype=table.dtype, read=byte), (table,), shape)
+    table.tape.record((out,), (table,), lambda g: (scatter_gradient(g, table, indices),))
+    return out
 
-    def back(g: Tensor) -> tuple[Tensor]:
-        d_table = fill(tape, table.shape, table.dtype)
-        op = Elementwise("scatter_add", g.numel, dtype=g.dtype, read=2 * g.byte + index_byte, write=g.byte)
-        tape.emit(op, (g,), (d_table,))
-        return (d_table,)
 
-    tape.record((out,), (table,), back)
+def scatter_gradient(g: Tensor, table: Tensor, indices: int) -> Tensor:
+    """Return the gradient of picking elements: zeros, with values added in their places."""
+    out = fill(g.tape, table.shape, table.dtype)
+    read = 2 * g.byte + indices * Dtype.INT64.byte
+    g.tape.emit(Elementwise("scatter_add", g.numel, dtype=g.dtype, read=read, write=g.byte), (g,), (out,))
     return out
 
 
@@ -383,13 +345,13 @@ def sum_rows(x: Tensor, rows: int) -> Tensor:
 def sum_picked_rows(x: Tensor, rows: int) -> Tensor:
     """Pick rows in another order and sum those of each result in one kernel, ``[rows·k, dim]`` -> ``[rows, dim]``."""
     tape, index_byte = x.tape, x.shape[0] * Dtype.INT64.byte
-    out = tape.empty((rows, x.shape[-1]), x.dtype)
-    tape.emit(Elementwise("add", out.numel, dtype=x.dtype, read=x.byte + index_byte), (x,), (out,))
+    n = rows * x.shape[-1]
+    op = Elementwise("add", n, dtype=x.dtype, read=x.byte + index_byte)
+    out = tape.launch(op, (x,), (rows, x.shape[-1]))
 
     def back(g: Tensor) -> tuple[Tensor]:
-        d_x = tape.empty(x.shape, x.dtype)
-        tape.emit(Elementwise("gather", d_x.numel, dtype=g.dtype, read=g.byte + index_byte), (g,), (d_x,))
-        return (d_x,)
+        op = Elementwise("gather", x.numel, dtype=g.dtype, read=g.byte + index_byte)
+        return (tape.launch(op, (g,), x.shape, x.dtype),)
 
     tape.record((out,), (x,), back)
     return out
@@ -411,9 +373,8 @@ def gather_parts(x: Tensor, gpus: int, stride: int = 1) -> None:
 
 def send_rows(x: Tensor, rows: int, byte: int, gpus: int, stride: int = 1, overlaps: int = 0) -> Tensor:
     """Send rows of ``x`` to the GPUs that need them and return the ``rows`` received; gradients go the way back."""
-    out = x.tape.empty((rows, x.shape[-1]), x.dtype)
     op = Collective("all_to_all", byte, gpus, dtype=x.dtype, stride=stride, overlaps=overlaps)
-    x.tape.emit(op, (x,), (out,))
+    out = x.tape.launch(op, (x,), (rows, x.shape[-1]))
     x.tape.record((out,), (x,), lambda g: (send_rows(g, x.shape[0], byte, gpus, stride),))
     return out
 
@@ -432,78 +393,52 @@ def leave_parallel(x: Tensor, gpus: int) -> Tensor:
     return exchange(x, "all_reduce", gpus)
 
 
-def conv2d(
+def convolve(
     x: Tensor, filters: int, size: int, *, stride: int = 1, padding: int | None = None, groups: int = 1,
     bias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Run a square convolution with weights of its own; by default padded to keep the size at stride 1."""
-    n, c, h, w = x.shape
-    tape = x.tape
+    """Convolve pictures ``[n, c, h, w]`` with square filters, or signals ``[n, c, length]`` over time.
+
+    Weights are its own; by default it is padded to keep the size at stride 1.
+    """
+    (n, c), sides, tape = x.shape[:2], x.shape[2:], x.tape
     padding = size // 2 if padding is None else padding
-    weight = tape.parameter(filters, c // groups, size, size, dtype=x.dtype)
+    weight = tape.parameter(filters, c // groups, *(size for _ in sides), dtype=x.dtype)
     offset = tape.parameter(filters, dtype=x.dtype) if bias else None
+    picture, math = len(sides) == 2, tape.math_dtype(x.dtype)
+    h, w = sides if picture else (1, *sides)  # a signal is a picture one row high
+    if picture:
+        forward = Conv2d(n, c, filters, h, w, size, size, stride, padding, groups, dtype=math)
+    else:
+        step = None if stride == 1 else stride
+        forward = Conv2d(n, c, filters, h, w, 1, size, groups=groups, padding_w=padding, stride_w=step, dtype=math)
+    shape = (n, filters, *((forward.p, forward.q) if picture else (forward.q,)))
 
-    def operator(direction: str) -> Conv2d:
-        return Conv2d(
-            n, c, filters, h, w, size, size, stride=stride, padding=padding, groups=groups,
-            direction=direction, dtype=tape.math_dtype(x.dtype),
-        )  # fmt: skip
-
-    forward = operator("forward")
-    return _convolve_images(x, weight, offset, (n, filters, forward.p, forward.q), operator)
-
-
-def conv1d(x: Tensor, filters: int, size: int, *, stride: int = 1) -> Tensor:
-    """Convolve ``[n, c, length]`` over time, with bias, padded to keep the length at stride 1."""
-    n, c, length = x.shape
-    tape = x.tape
-    weight, bias = tape.parameter(filters, c, size, dtype=x.dtype), tape.parameter(filters, dtype=x.dtype)
-
-    def operator(direction: str) -> Conv2d:
-        return Conv2d(
-            n, c, filters, 1, length, 1, size, padding_w=size // 2, stride_w=None if stride == 1 else stride,
-            direction=direction, dtype=tape.math_dtype(x.dtype),
-        )  # fmt: skip
-
-    return _convolve_images(x, weight, bias, (n, filters, operator("forward").q), operator)
-
-
-def _convolve_images(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], operator: Callable[[str], Conv2d]
-) -> Tensor:
-    tape = x.tape
-    out = tape.empty(shape, x.dtype)
-    tape.emit(operator("forward"), (x, weight), (out,))
-    if bias is not None:  # cuDNN adds it in place, by another kernel
-        tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST, (prod(shape[:2]), None))
+    def launch(direction: str, reads: Sequence[Tensor], like: Tensor) -> Tensor:
+        return tape.launch(replace(forward, direction=direction), reads, like.shape, x.dtype)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
-        d_x = tape.empty(x.shape, x.dtype) if x.needs_grad else None
-        if d_x is not None:
-            tape.emit(operator("dgrad"), (g, weight), (d_x,))
-        d_w = tape.empty(weight.shape, x.dtype)
-        tape.emit(operator("wgrad"), (g, x), (d_w,))
-        return d_x, d_w, None if bias is None else reduce("sum", g, bias.shape)
+        d_x = launch("dgrad", (g, weight), x) if x.needs_grad else None
+        return d_x, launch("wgrad", (g, x), weight), None if offset is None else reduce("sum", g, offset.shape)
 
-    tape.record((out,), (x, weight, bias), back, (x, weight))
+    out = tape.launch(forward, (x, weight), shape, x.dtype)
+    if offset is not None:  # cuDNN adds it in place, by another kernel
+        tape.emit_pointwise("add", (out, offset), out, Layout.BROADCAST, (prod(shape[:2]), None))
+    tape.record((out,), (x, weight, offset), back, (x, weight))
     return out
 
 
 def max_pool(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     """Take the largest of each window; the kernel also writes its place as an int64."""
-    n, c, h, w = x.shape
-    p, q = ((side + 2 * padding - size) // stride + 1 for side in (h, w))
-    tape = x.tape
-    out = tape.empty((n, c, p, q), x.dtype)
-    index_byte = out.numel * Dtype.INT64.byte
-    op = Elementwise("pool", x.numel, dtype=x.dtype, write=out.byte + index_byte, rows=n * c)
-    tape.emit(op, (x,), (out,))
+    (n, c), tape = x.shape[:2], x.tape
+    shape = (n, c, *((side + 2 * padding - size) // stride + 1 for side in x.shape[2:]))
+    index_byte = prod(shape) * Dtype.INT64.byte
+    write = prod(shape) * x.dtype.byte + index_byte
+    out = tape.launch(Elementwise("pool", x.numel, dtype=x.dtype, write=write, rows=n * c), (x,), shape)
 
     def back(g: Tensor) -> tuple[Tensor]:
-        d_x = tape.empty(x.shape, x.dtype)
         op = Elementwise("pool_grad", x.numel, dtype=x.dtype, read=g.byte + index_byte, rows=n * c)
-        tape.emit(op, (g,), (d_x,))
-        return (d_x,)
+        return (tape.launch(op, (g,), x.shape, x.dtype),)
 
     tape.record((out,), (x,), back)
     return out

@@ -40,77 +40,66 @@ class GptDims:
 
 
 def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
-    """Trace one pass over ``run.length`` new tokens a sequence."""
-    program = run.new_program()
-    hidden, *mask = program.section("embedding", lambda tape: _embed_gpt(dims, run, tape))
-    layer = _engine_gpt_layer if run.engine else _gpt_layer
-    repeat = -(-dims.layers // stages)
-    (hidden,) = program.section("layers", lambda tape, *given: layer(dims, run, *given), hidden, *mask, repeat=repeat)
+    """Trace one pass over ``run.length`` new tokens a sequence.
+
+    An engine merges the products of queries, keys and values, and runs one kernel for each of the rest.
+    """
+    program, heads, p = run.new_program(), dims.heads // run.tp, dims.dropout
+
+    def embed(tape: Tape) -> list[Tensor]:
+        x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+        if dims.gpt2:
+            layers.build_positions(tape, run)
+            places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
+        else:  # OPT counts its positions from an attention mask of ones, and keeps two rows more than positions
+            ones = fill(tape, (run.batch, run.context), Dtype.FP32)
+            count = pointwise("mul", pointwise("cumsum", ones), ones)
+            place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
+            pointwise("shift", place.slice(1, run.past, run.context))
+            places = layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
+        mask = layers.build_mask(tape, run)
+        x = x + places
+        return [functional.dropout(x, p) if dims.gpt2 else x, *mask]
+
+    def attention(x: Tensor, mask: Tensor | None) -> Tensor:
+        x, width = functional.enter_parallel(x, run.tp), heads * dims.dim
+        if dims.gpt2:  # one product, and strided views of it
+            parts = list(layers.project(run, x, 3 * width, bias=True, in_major=True).split(width, width, width))
+        else:  # OPT scales its queries first
+            parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
+            parts[0] = parts[0] * 0.125
+        q, k, v = (layers.split_heads(part, dims.dim) for part in parts)
+        k, v = layers.append_cache(run, k), layers.append_cache(run, v)
+        chance = p if dims.gpt2 else 0.0
+        out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=not dims.gpt2, p=chance)
+        out = layers.project(run, out, dims.hidden, bias=True, in_major=dims.gpt2)
+        return functional.leave_parallel(out, run.tp)
+
+    def mlp(x: Tensor) -> Tensor:
+        return layers.feed_forward(run, x, dims.intermediate, dims.activation, in_major=dims.gpt2)
+
+    def layer(tape: Tape, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return layers.add_parts(run, x, p=p, attention=lambda x: attention(x, mask), mlp=mlp)
+
+    def engine_layer(tape: Tape, x: Tensor) -> Tensor:
+        with tape.scope("attention"):
+            fused = layers.project(run, layers.add_norm(run, x, LayerNorm), 3 * heads * dims.dim, bias=True)
+            q, k, v = layers.split_projection(fused, (heads, heads, heads), dims.dim)
+            out = layers.paged_attention(run, q, k, v)
+            x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
+        with tape.scope("mlp"):
+            inner = layers.project(run, layers.add_norm(run, x, LayerNorm), dims.intermediate // run.tp, bias=True)
+            inner = pointwise("relu" if dims.activation == "relu" else "gelu_tanh", inner)
+            return functional.leave_parallel(layers.project(run, inner, dims.hidden, bias=True), run.tp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)
 
-    program.section("head", head, hidden)
+    given = program.section("embedding", embed)
+    repeat = -(-dims.layers // stages)
+    (x,) = program.section("layers", engine_layer if run.engine else layer, *given, repeat=repeat)
+    program.section("head", head, x)
     return program
-
-
-def _embed_gpt(dims: GptDims, run: PassSettings, tape: Tape) -> list[Tensor]:
-    """Add token and position rows; build the mask that eager attention adds."""
-    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    if dims.gpt2:
-        layers.build_positions(tape, run)
-        places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
-    else:  # OPT counts its positions from an attention mask of ones, and keeps two rows more than positions
-        ones = fill(tape, (run.batch, run.context), Dtype.FP32)
-        count = pointwise("mul", pointwise("cumsum", ones), ones)
-        place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
-        pointwise("shift", place.slice(1, run.past, run.context))
-        places = layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
-    mask = layers.build_mask(tape, run)
-    x = x + places
-    return [functional.dropout(x, dims.dropout) if dims.gpt2 else x, *mask]
-
-
-def _gpt_layer(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compute x + attention(norm(x)), then x + feed_forward(norm(x))."""
-    with x.tape.scope("attention"):
-        out = _gpt_attention(dims, run, layers.layer_norm(run, x), mask)
-        x = x + functional.dropout(out, dims.dropout)
-    with x.tape.scope("mlp"):
-        normed = layers.layer_norm(run, x)
-        out = layers.feed_forward(run, normed, dims.intermediate, dims.activation, in_major=dims.gpt2)
-        return x + functional.dropout(out, dims.dropout)
-
-
-def _gpt_attention(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend; GPT-2 projects q, k and v at once and splits (strided views), OPT one by one and scales q first."""
-    x = functional.enter_parallel(x, run.tp)
-    width = dims.hidden // run.tp
-    if dims.gpt2:
-        parts = list(layers.project(run, x, 3 * width, bias=True, in_major=True).split(width, width, width))
-    else:
-        parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
-        parts[0] = parts[0] * 0.125
-    q, k, v = (layers.split_heads(part, dims.dim) for part in parts)
-    k, v = layers.append_cache(run, k), layers.append_cache(run, v)
-    p = dims.dropout if dims.gpt2 else 0.0
-    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=not dims.gpt2, p=p)
-    return functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True, in_major=dims.gpt2), run.tp)
-
-
-def _engine_gpt_layer(dims: GptDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Run a layer of GPT-2 or OPT as an inference engine does: merged products, one kernel for each of the rest."""
-    heads = dims.heads // run.tp
-    with x.tape.scope("attention"):
-        fused = layers.project(run, layers.add_norm(run, x, LayerNorm), 3 * heads * dims.dim, bias=True)
-        q, k, v = layers.split_projection(fused, (heads, heads, heads), dims.dim)
-        out = layers.paged_attention(run, q, k, v)
-        x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
-    with x.tape.scope("mlp"):
-        normed = layers.add_norm(run, x, LayerNorm)
-        inner = layers.project(run, normed, dims.intermediate // run.tp, bias=True)
-        inner = pointwise("relu" if dims.activation == "relu" else "gelu_tanh", inner)
-        return functional.leave_parallel(layers.project(run, inner, dims.hidden, bias=True), run.tp)
 
 
 @dataclass(frozen=True)
@@ -136,31 +125,44 @@ def trace_t5(dims: T5Dims, run: PassSettings, stages: int = 1) -> Program:
     program = run.new_program()
     source: list[Tensor] = []
 
-    def norm(tape: Tape, x: Tensor) -> Tensor:
-        return functional.dropout(layers.rms_norm(run, x, scales_input=True), dims.dropout)
+    def norm(x: Tensor) -> Tensor:
+        return layers.rms_norm(run, x, scales_input=True)
+
+    def mlp(x: Tensor) -> Tensor:
+        feed_forward = layers.gated_feed_forward if dims.gated else layers.feed_forward
+        return feed_forward(run, x, dims.intermediate, dims.activation, bias=False)
+
+    def read_layer(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
+        def attention(x: Tensor) -> Tensor:
+            return _t5_attention(dims, read, x, x, bias)
+
+        return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, mlp=mlp)
+
+    def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
+        mask, heard = (given[0] if len(rest) > 1 else None), (given[-1] if source else None)
+
+        def attention(x: Tensor) -> Tensor:
+            return _t5_attention(dims, run, x, x, bias, mask, causal=True)
+
+        def cross(x: Tensor) -> Tensor:
+            return _t5_attention(dims, run, x, heard, none)
+
+        return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        x = functional.dropout(norm(x), dims.dropout)
+        return layers.language_head(run, x * 0.0442 if dims.tied else x, dims.vocab, tied=dims.tied)
 
     if not run.past or not dims.decoder_layers:
         read = replace(run, length=run.source or run.length, past=0, cached=False)
         x, bias = program.section("encoder.embedding", lambda tape: _embed_t5(dims, read, tape, decoder=False))
-        repeat = -(-dims.layers // stages)
-        (x,) = program.section("encoder.layers", lambda _, *x: _t5_layer(dims, read, *x), x, bias, repeat=repeat)
-        source = program.section("encoder.norm", norm, x)
-    if not dims.decoder_layers:
-        return program
-    x, bias, *rest = program.section("decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True))
-
-    def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
-        mask, heard = (given[0] if len(rest) > 1 else None), (given[-1] if source else None)
-        return _t5_layer(dims, run, x, bias, mask, (none, heard))
-
-    repeat = -(-dims.decoder_layers // stages)
-    (x,) = program.section("decoder.layers", layer, x, bias, *rest, *source, repeat=repeat)
-
-    def head(tape: Tape, x: Tensor) -> Tensor:
-        x = norm(tape, x)
-        return layers.language_head(run, x * 0.0442 if dims.tied else x, dims.vocab, tied=dims.tied)
-
-    program.section("head", head, x)
+        (x,) = program.section("encoder.layers", read_layer, x, bias, repeat=-(-dims.layers // stages))
+        source = program.section("encoder.norm", lambda _, x: functional.dropout(norm(x), dims.dropout), x)
+    if dims.decoder_layers:
+        x, bias, *rest = program.section("decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True))
+        repeat = -(-dims.decoder_layers // stages)
+        (x,) = program.section("decoder.layers", layer, x, bias, *rest, *source, repeat=repeat)
+        program.section("head", head, x)
     return program
 
 
@@ -190,28 +192,6 @@ def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> 
     values = functional.embedding(tape.parameter(dims.buckets, heads, dtype=run.dtype), shape)
     bias = values.permute(2, 0, 1).unsqueeze(0)
     return [x, bias, fill(tape, (1, heads, run.length, run.source), run.dtype), *mask] if decoder else [x, bias]
-
-
-def _t5_layer(
-    dims: T5Dims, run: PassSettings, x: Tensor, bias: Tensor, mask: Tensor | None = None,
-    source: tuple[Tensor, Tensor | None] | None = None,
-) -> Tensor:  # fmt: skip
-    """Add attention, in a decoder attention over the source (its bias, its tokens if not cached), feed-forward."""
-
-    def add(x: Tensor, out: Tensor) -> Tensor:
-        return x + functional.dropout(out, dims.dropout)
-
-    with x.tape.scope("attention"):
-        normed = layers.rms_norm(run, x, scales_input=True)
-        x = add(x, _t5_attention(dims, run, normed, normed, bias, mask, causal=source is not None))
-    if source is not None:
-        with x.tape.scope("cross"):
-            normed = layers.rms_norm(run, x, scales_input=True)
-            x = add(x, _t5_attention(dims, run, normed, source[1], source[0]))
-    with x.tape.scope("mlp"):
-        normed = layers.rms_norm(run, x, scales_input=True)
-        feed_forward = layers.gated_feed_forward if dims.gated else layers.feed_forward
-        return add(x, feed_forward(run, normed, dims.intermediate, dims.activation, bias=False))
 
 
 def _t5_attention(
@@ -267,61 +247,55 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Prog
     program = run.new_program()
     sound: list[Tensor] = []
 
-    def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
-        with tape.scope("attention"):
-            normed = layers.layer_norm(run, x)
-            x = x + _whisper_attention(dims, run, normed, normed, causal=False)
-        return _whisper_feed_forward(dims, run, x)
+    def hear(tape: Tape) -> Tensor:
+        """Convolve twice over time, halving it the second time; add positions."""
+        x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
+        for stride in (1, 2):
+            x = functional.activation("gelu", functional.convolve(x, dims.hidden, 3, stride=stride, bias=True))
+        fill(tape, (dims.frames,), Dtype.INT64)
+        places = functional.embedding(tape.parameter(dims.frames, dims.hidden, dtype=run.dtype), (dims.frames,))
+        return functional.dropout(x.permute(0, 2, 1) + places, dims.dropout)
 
-    if not run.past:
-        sound = program.section("encoder.embedding", lambda tape: _embed_sound(dims, run, tape))
-        repeat = -(-dims.encoder_layers // stages)
-        sound = program.section("encoder.layers", encoder_layer, *sound, repeat=repeat)
-        sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
-    x, *mask = program.section("decoder.embedding", lambda tape: _embed_transcript(dims, run, tape))
+    def embed(tape: Tape) -> list[Tensor]:
+        x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+        layers.build_positions(tape, run)
+        tape.empty((1, run.length), Dtype.INT64).expand(run.batch, run.length).clone()
+        x = x + layers.embed(run, tape, dims.max_positions, dims.hidden)
+        return [functional.dropout(x, dims.dropout), *layers.build_mask(tape, run)]
+
+    def mlp(x: Tensor) -> Tensor:
+        return layers.feed_forward(run, x, dims.intermediate, dims.activation)
+
+    def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
+        def attention(x: Tensor) -> Tensor:
+            return _whisper_attention(dims, run, x, x, causal=False)
+
+        return layers.add_parts(run, x, p=dims.dropout, attention=attention, mlp=mlp)
 
     def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
-        with tape.scope("attention"):
-            normed = layers.layer_norm(run, x)
-            shown = given[0] if mask else None
-            x = x + _whisper_attention(dims, run, normed, normed, causal=True, mask=shown, cached=True)
-        with tape.scope("cross"):
-            heard = given[-1] if sound else None
-            x = x + _whisper_attention(dims, run, layers.layer_norm(run, x), heard, causal=False, cached=True)
-        return _whisper_feed_forward(dims, run, x)
+        shown, heard = (given[0] if mask else None), (given[-1] if sound else None)
+
+        def attention(x: Tensor) -> Tensor:
+            return _whisper_attention(dims, run, x, x, causal=True, mask=shown, cached=True)
+
+        def cross(x: Tensor) -> Tensor:
+            return _whisper_attention(dims, run, x, heard, causal=False, cached=True)
+
+        return layers.add_parts(run, x, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
 
+    if not run.past:
+        sound = program.section("encoder.embedding", hear)
+        repeat = -(-dims.encoder_layers // stages)
+        sound = program.section("encoder.layers", encoder_layer, *sound, repeat=repeat)
+        sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
+    x, *mask = program.section("decoder.embedding", embed)
     repeat = -(-dims.decoder_layers // stages)
     (x,) = program.section("decoder.layers", decoder_layer, x, *mask, *sound, repeat=repeat)
     program.section("head", head, x)
     return program
-
-
-def _embed_sound(dims: WhisperDims, run: PassSettings, tape: Tape) -> Tensor:
-    """Convolve twice over time, halving it the second time; add positions."""
-    x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
-    x = functional.activation("gelu", functional.conv1d(x, dims.hidden, 3))
-    x = functional.activation("gelu", functional.conv1d(x, dims.hidden, 3, stride=2)).permute(0, 2, 1)
-    fill(tape, (dims.frames,), Dtype.INT64)
-    places = tape.parameter(dims.frames, dims.hidden, dtype=run.dtype)
-    return functional.dropout(x + functional.embedding(places, (dims.frames,)), dims.dropout)
-
-
-def _embed_transcript(dims: WhisperDims, run: PassSettings, tape: Tape) -> list[Tensor]:
-    """Add token and position rows; build the mask where one is needed."""
-    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    layers.build_positions(tape, run)
-    tape.empty((1, run.length), Dtype.INT64).expand(run.batch, run.length).clone()
-    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden)
-    return [functional.dropout(x, dims.dropout), *layers.build_mask(tape, run)]
-
-
-def _whisper_feed_forward(dims: WhisperDims, run: PassSettings, x: Tensor) -> Tensor:
-    with x.tape.scope("mlp"):
-        out = layers.feed_forward(run, layers.layer_norm(run, x), dims.intermediate, dims.activation)
-        return x + functional.dropout(out, dims.dropout)
 
 
 def _whisper_attention(
@@ -345,8 +319,7 @@ def _whisper_attention(
             here = run if causal else replace(run, past=0)
             k, v = layers.append_cache(here, k), layers.append_cache(here, v)
     out = layers.attend(run, q, k, v, causal=causal, mask=mask)
-    out = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
-    return functional.dropout(out, dims.dropout)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
 
 
 @dataclass(frozen=True)
@@ -367,52 +340,45 @@ class BertDims:
 
 def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over whole sequences, and the pooler or the masked-token head."""
-    program = run.new_program()
-    (hidden,) = program.section("embedding", lambda tape: _embed_bert(dims, run, tape))
-    repeat = -(-dims.layers // stages)
-    (hidden,) = program.section("layers", lambda tape, x: _bert_layer(dims, run, x), hidden, repeat=repeat)
-    program.section("head", lambda tape, x: _bert_head(dims, run, x), hidden)
+    program, counted = run.new_program(), dims.counted_positions
+
+    def embed(tape: Tape) -> Tensor:
+        """Add token, type and position rows, and norm them."""
+        if counted:
+            tokens = tape.empty((run.batch, run.length), Dtype.INT64)
+            mask = pointwise("cast", pointwise("compare", tokens, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
+            place = pointwise("cast", pointwise("cumsum", mask, out_dtype=Dtype.INT64), out_dtype=Dtype.INT32)
+            place = pointwise("mul", pointwise("shift", place), mask)
+            pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
+        picked = tape.empty((run.batch if counted else 1, run.length), Dtype.INT64)
+        tape.emit(Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte), (), (picked,))
+        x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+        x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
+        x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=None if counted else 1)
+        return functional.dropout(layers.layer_norm(run, x), dims.dropout)
+
+    def layer(tape: Tape, x: Tensor) -> Tensor:
+        with tape.scope("attention"):
+            attended = layers.self_attention(run, x, dims.heads, p=dims.dropout)
+            x = layers.layer_norm(run, functional.dropout(attended, dims.dropout) + x)
+        with tape.scope("mlp"):
+            out = layers.feed_forward(run, x, dims.intermediate, dims.activation)
+            return layers.layer_norm(run, functional.dropout(out, dims.dropout) + x)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        if run.head is OutputHead.NONE:
+            with tape.scope("pooler"):
+                return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
+        with tape.scope("transform"):
+            x = functional.activation(dims.activation, layers.project(run, x, dims.hidden, bias=True))
+            x = layers.layer_norm(run, x)
+        with tape.scope("logits"):
+            return layers.masked_token_logits(run, x, dims.vocab)
+
+    (x,) = program.section("embedding", embed)
+    (x,) = program.section("layers", layer, x, repeat=-(-dims.layers // stages))
+    program.section("head", head, x)
     return program
-
-
-def _embed_bert(dims: BertDims, run: PassSettings, tape: Tape) -> Tensor:
-    """Add token, type and position rows, and norm them."""
-    counted = dims.counted_positions
-    if counted:
-        tokens = tape.empty((run.batch, run.length), Dtype.INT64)
-        mask = pointwise("cast", pointwise("compare", tokens, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
-        place = pointwise("cast", pointwise("cumsum", mask, out_dtype=Dtype.INT64), out_dtype=Dtype.INT32)
-        place = pointwise("mul", pointwise("shift", place), mask)
-        pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
-    picked = tape.empty((run.batch if counted else 1, run.length), Dtype.INT64)
-    tape.emit(Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte), (), (picked,))
-    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
-    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=None if counted else 1)
-    return functional.dropout(layers.layer_norm(run, x), dims.dropout)
-
-
-def _bert_layer(dims: BertDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Compute norm(x + attention(x)), then norm(x + feed_forward(x))."""
-    with x.tape.scope("attention"):
-        attended = layers.self_attention(run, x, dims.heads, p=dims.dropout)
-        x = layers.layer_norm(run, functional.dropout(attended, dims.dropout) + x)
-    with x.tape.scope("mlp"):
-        out = layers.feed_forward(run, x, dims.intermediate, dims.activation)
-        return layers.layer_norm(run, functional.dropout(out, dims.dropout) + x)
-
-
-def _bert_head(dims: BertDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Run the pooler over the first token; with a head, the masked-token head over all tokens instead."""
-    if run.head is OutputHead.NONE:
-        with x.tape.scope("pooler"):
-            return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
-    with x.tape.scope("transform"):
-        x = functional.activation(dims.activation, layers.project(run, x, dims.hidden, bias=True))
-        x = layers.layer_norm(run, x)
-    with x.tape.scope("logits"):
-        logits = layers.project_to_vocabulary(run, x, dims.vocab, tied=True, bias=True)
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
 
 
 @dataclass(frozen=True)
@@ -434,73 +400,63 @@ class ModernBertDims:
 
 def trace_modernbert(dims: ModernBertDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over whole sequences; only the first layer has no norm before its attention."""
-    program = run.new_program()
-    x, *tables = program.section("embedding", lambda tape: _embed_modernbert(dims, run, tape))
-    near = tables[2:]  # cos, sin and the mask of layers with a window
-    groups = (
-        ("first layer", 1, tables[:2], False),
-        ("layers", -(-dims.full_layers // stages) - 1, tables[:2], True),
-        ("window layers", -(-(dims.layers - dims.full_layers) // stages), near, True),
-    )
-    for label, repeat, given, normed in groups:
-        if repeat:
-            (x,) = program.section(
-                label,
-                lambda tape, x, *given, normed=normed: _modernbert_layer(dims, run, normed, x, *given),
-                *(x, *given),
-                repeat=repeat,
-            )
+    program, dim, width = run.new_program(), dims.hidden // dims.heads, dims.hidden // run.tp
 
-    def head(tape: Tape, x: Tensor) -> Tensor:
-        x = layers.layer_norm(run, x, bias=False)
-        if run.head is OutputHead.NONE:
-            return x
-        x = functional.activation(dims.activation, layers.project(run, x, dims.hidden))
-        logits = layers.project_to_vocabulary(
-            run, layers.layer_norm(run, x, bias=False), dims.vocab, tied=True, bias=True
-        )
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
+    def norm(x: Tensor) -> Tensor:
+        return layers.layer_norm(run, x, bias=False)
 
-    program.section("head", head, x)
-    return program
+    def embed(tape: Tape) -> list[Tensor]:
+        """Look up and norm the tokens; compute a rotary table of either kind of layer, and the mask of windows."""
+        fill(tape, (run.length,), Dtype.INT64)
+        x = norm(layers.embed_tokens(run, tape, dims.vocab, dims.hidden))
+        for size in (run.batch, 1):
+            fill(tape, (size,), Dtype.INT64)
+        shapes = (run.length, 1), (run.length,)
+        query, key = (pointwise("shift", fill(tape, shape, Dtype.INT64)) for shape in shapes)
+        keep = pointwise("compare", pointwise("abs", pointwise("sub", query, key)), out_dtype=Dtype.BOOL)
+        keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
+        keep = pointwise("compare", keep, pointwise("compare", key, out_dtype=Dtype.BOOL), out_dtype=Dtype.BOOL)
+        keep = keep.view(1, 1, run.length, run.length).expand(run.batch, 1, run.length, run.length)
+        mask = keep if run.flash else layers.mask_to_numbers(keep, run.dtype)
+        full, near = (layers.rotary_tables(tape, run, dim) for _ in range(2))
+        return [x, *full, *near, mask]
 
-
-def _embed_modernbert(dims: ModernBertDims, run: PassSettings, tape: Tape) -> list[Tensor]:
-    """Look up and norm the tokens; compute a rotary table of either kind of layer, and the mask of windows."""
-    fill(tape, (run.length,), Dtype.INT64)
-    x = layers.layer_norm(run, layers.embed_tokens(run, tape, dims.vocab, dims.hidden), bias=False)
-    for size in (run.batch, 1):
-        fill(tape, (size,), Dtype.INT64)
-    query, key = (pointwise("shift", fill(tape, shape, Dtype.INT64)) for shape in ((run.length, 1), (run.length,)))
-    keep = pointwise("compare", pointwise("abs", pointwise("sub", query, key)), out_dtype=Dtype.BOOL)
-    keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
-    keep = pointwise("compare", keep, pointwise("compare", key, out_dtype=Dtype.BOOL), out_dtype=Dtype.BOOL)
-    keep = keep.view(1, 1, run.length, run.length).expand(run.batch, 1, run.length, run.length)
-    mask = keep if run.flash else layers.mask_to_numbers(keep, run.dtype)
-    full, near = (layers.rotary_tables(tape, run, dims.hidden // dims.heads) for _ in range(2))
-    return [x, *full, *near, mask]
-
-
-def _modernbert_layer(
-    dims: ModernBertDims, run: PassSettings, normed: bool, x: Tensor, cos: Tensor, sin: Tensor,
-    mask: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Compute x + attention(norm(x)), then x + gated feed_forward(norm(x))."""
-    dim = dims.hidden // dims.heads
-    with x.tape.scope("attention"):
-        rows = functional.enter_parallel(layers.layer_norm(run, x, bias=False) if normed else x, run.tp)
-        width = dims.hidden // run.tp
-        parts = layers.project(run, rows, 3 * width, dims.bias).split(width, width, width)
+    def attention(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = functional.enter_parallel(x, run.tp)
+        parts = layers.project(run, x, 3 * width, dims.bias).split(width, width, width)
         q, k, v = (layers.split_heads(part, dim) for part in parts)
         q, k = (layers.rotate(part.to(Dtype.FP32), cos, sin, again=part) for part in (q, k))
         q, k = q.to(v.dtype), k.to(v.dtype)
         out = layers.attend(run, q, k, v, causal=False, mask=mask, wide_softmax=True)
-        x = x + functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
-    with x.tape.scope("mlp"):
-        rows = layers.layer_norm(run, x, bias=False)
-        return x + layers.gated_feed_forward(
-            run, rows, dims.intermediate, dims.activation, merged=True, bias=dims.mlp_bias
-        )
+        return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
+
+    def mlp(x: Tensor) -> Tensor:
+        sizes = dims.intermediate, dims.activation
+        return layers.gated_feed_forward(run, x, *sizes, merged=True, bias=dims.mlp_bias)
+
+    def first_layer(tape: Tape, x: Tensor, *tables: Tensor) -> Tensor:
+        with tape.scope("attention"):
+            x = x + attention(x, *tables)
+        return layers.add_parts(run, x, norm, mlp=mlp)
+
+    def layer(tape: Tape, x: Tensor, *tables: Tensor) -> Tensor:
+        return layers.add_parts(run, x, norm, attention=lambda y: attention(y, *tables), mlp=mlp)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        x = norm(x)
+        if run.head is OutputHead.NONE:
+            return x
+        x = functional.activation(dims.activation, layers.project(run, x, dims.hidden))
+        return layers.masked_token_logits(run, norm(x), dims.vocab)
+
+    x, *tables = program.section("embedding", embed)
+    (x,) = program.section("first layer", first_layer, x, *tables[:2])
+    if more := -(-dims.full_layers // stages) - 1:
+        (x,) = program.section("layers", layer, x, *tables[:2], repeat=more)
+    if near := -(-(dims.layers - dims.full_layers) // stages):
+        (x,) = program.section("window layers", layer, x, *tables[2:], repeat=near)
+    program.section("head", head, x)
+    return program
 
 
 @dataclass(frozen=True)
@@ -523,25 +479,28 @@ class VitDims:
 
 def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one pass over ``run.batch`` pictures."""
-    program = run.new_program()
-
-    def layer(tape: Tape, x: Tensor) -> Tensor:
-        return layers.prenorm_layer(
-            *(run, x, dims.heads, dims.intermediate, dims.activation),
-            wide_softmax=not dims.scaled,
-            scaled=dims.scaled,
-            input_first=not dims.class_token,
-        )
+    program, looked_up = run.new_program(), not dims.class_token
 
     def embed(tape: Tape) -> Tensor:
         sizes = dims.channels, dims.hidden, dims.patch
-        return embed_patches(
-            run, tape, *sizes, bias=True, class_token=dims.class_token, looked_up=not dims.class_token
-        )
+        return embed_patches(run, tape, *sizes, bias=True, class_token=dims.class_token, looked_up=looked_up)
+
+    def layer(tape: Tape, x: Tensor) -> Tensor:
+        sizes, scaled = (dims.heads, dims.intermediate, dims.activation), dims.scaled
+        return layers.prenorm_layer(run, x, *sizes, wide_softmax=not scaled, scaled=scaled, input_first=looked_up)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        """Apply the final norm, then the pooler over the class token or a classifier."""
+        x = layers.layer_norm(run, x)
+        if dims.classes:
+            return layers.classify(run, x.select(1), dims.classes)
+        if not dims.pooler:
+            return x
+        return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
 
     (x,) = program.section("embedding", embed)
     (x,) = program.section("layers", layer, x, repeat=-(-dims.layers // stages))
-    program.section("head", lambda tape, x: _vit_head(dims, run, x), x)
+    program.section("head", head, x)
     return program
 
 
@@ -555,7 +514,7 @@ def embed_patches(
     SigLIP has no class token.
     """
     picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
-    x = functional.conv2d(picture, hidden, patch, stride=patch, padding=0, bias=bias)
+    x = functional.convolve(picture, hidden, patch, stride=patch, padding=0, bias=bias)
     tokens = (run.image // patch) ** 2
     x = x.view(run.batch, hidden, tokens).transpose(1, 2)
     if class_token:
@@ -564,13 +523,3 @@ def embed_patches(
     if not looked_up:
         return x + tape.parameter(1, tokens, hidden, dtype=run.dtype)
     return x + functional.embedding(tape.parameter(tokens, hidden, dtype=run.dtype), (1, tokens))
-
-
-def _vit_head(dims: VitDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Apply the final norm, then the pooler over the class token or a classifier."""
-    x = layers.layer_norm(run, x)
-    if dims.classes:
-        return layers.classify(run, x.select(1), dims.classes)
-    if not dims.pooler:
-        return x
-    return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))

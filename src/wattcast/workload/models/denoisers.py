@@ -43,7 +43,7 @@ def _build_unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
         time = time + _embed_vector(run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0])
     text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
     latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-    x = functional.conv2d(latent, dims.widths[0], 3, bias=True)
+    x = functional.convolve(latent, dims.widths[0], 3, bias=True)
     kept = [x]
     for level, width in enumerate(dims.widths):
         with tape.scope(f"down{level}"):
@@ -52,7 +52,7 @@ def _build_unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
                 x = _attend_text(dims, run, x, text, dims.depths[level])
                 kept.append(x)
             if level < len(dims.widths) - 1:
-                x = functional.conv2d(x, width, 3, stride=2, bias=True)
+                x = functional.convolve(x, width, 3, stride=2, bias=True)
                 kept.append(x)
     with tape.scope("middle"):
         x = _add_residual(run, x, time, x.shape[1])
@@ -63,7 +63,7 @@ def _build_unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
                 x = _add_residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
                 x = _attend_text(dims, run, x, text, dims.depths[level])
             if level:
-                x = functional.conv2d(functional.upsample(x), x.shape[1], 3, bias=True)
+                x = functional.convolve(functional.upsample(x), x.shape[1], 3, bias=True)
     return _norm_convolve(x, dims.channels)
 
 
@@ -84,7 +84,7 @@ def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "sil
 
 def _norm_convolve(x: Tensor, width: int) -> Tensor:
     """Norm, apply SiLU and convolve 3x3."""
-    return functional.conv2d(functional.activation("silu", functional.group_norm(x)), width, 3, bias=True)
+    return functional.convolve(functional.activation("silu", functional.group_norm(x)), width, 3, bias=True)
 
 
 def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Tensor:
@@ -96,7 +96,7 @@ def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Ten
         y = _norm_convolve(x, width)
         shift = layers.project(run, functional.activation("silu", time), width, bias=True)
         y = _norm_convolve(y + shift.view(run.batch, width, 1, 1), width)
-        return ((x if x.shape[1] == width else functional.conv2d(x, width, 1, bias=True)) + y) * 1.0
+        return ((x if x.shape[1] == width else functional.convolve(x, width, 1, bias=True)) + y) * 1.0
 
 
 def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, depth: int) -> Tensor:
@@ -110,7 +110,7 @@ def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, dep
     with x.tape.scope("transformer"):
         y = functional.group_norm(x)
         if dims.heads:
-            y = functional.conv2d(y, c, 1, bias=True).permute(0, 2, 3, 1).reshape(n, h * w, c)
+            y = functional.convolve(y, c, 1, bias=True).permute(0, 2, 3, 1).reshape(n, h * w, c)
         else:
             y = layers.project(run, y.permute(0, 2, 3, 1).reshape(n, h * w, c), c, bias=True)
         for _ in range(depth):
@@ -123,7 +123,7 @@ def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, dep
         if not dims.heads:
             y = layers.project(run, y, c, bias=True)
         y = y.reshape(n, h, w, c).permute(0, 3, 1, 2).contiguous()
-        return (functional.conv2d(y, c, 1, bias=True) if dims.heads else y) + x
+        return (functional.convolve(y, c, 1, bias=True) if dims.heads else y) + x
 
 
 def _cross_attention(dims: UnetDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
 def _embed_dit(dims: DitDims, run: PassSettings, tape: Tape) -> tuple[Tensor, Tensor]:
     """Return patches with positions, and the sum of time and class as one signal."""
     latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-    x = functional.conv2d(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+    x = functional.convolve(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
     tokens = (run.image // dims.patch) ** 2
     x = x.view(run.batch, dims.hidden, tokens).transpose(1, 2)
     x = x + tape.empty((1, tokens, dims.hidden), run.dtype)  # fixed sines, not learned
@@ -269,7 +269,7 @@ def _embed_joint(dims: JointDims, run: PassSettings, tape: Tape) -> list[Tensor]
         x = layers.project(run, x, dims.hidden, bias=True)
     else:
         latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.conv2d(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = functional.convolve(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
         x = x.view(run.batch, dims.hidden, tokens).transpose(1, 2)
         x = (x + tape.empty((1, tokens, dims.hidden), run.dtype).clone()).contiguous()
     with tape.scope("time"):
@@ -427,7 +427,7 @@ def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]
     rows, columns = run.image // dims.patch, dims.columns * run.image // dims.image // dims.patch
     frames = run.batch * dims.frames  # a patch holds one frame, so that frames are pictures
     video = tape.empty((frames, dims.channels, rows * dims.patch, columns * dims.patch), run.dtype)
-    x = functional.conv2d(video, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+    x = functional.convolve(video, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
     x = x.view(run.batch, dims.frames, dims.hidden, rows * columns).transpose(2, 3)
     x = x.reshape(run.batch, dims.frames * rows * columns, dims.hidden)
     with tape.scope("time"):

@@ -62,7 +62,7 @@ def _build_bottleneck(
 
 def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1) -> Tensor:
     """Convolve, norm over the batch, and activate where a function is given."""
-    out = functional.batch_norm(functional.conv2d(x, filters, size, stride=stride, groups=groups))
+    out = functional.batch_norm(functional.convolve(x, filters, size, stride=stride, groups=groups))
     return functional.activation(function, out) if function else out
 
 
@@ -84,11 +84,11 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Pr
 
     def stem(tape: Tape) -> Tensor:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.conv2d(picture, dims.widths[0], dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = functional.convolve(picture, dims.widths[0], dims.patch, stride=dims.patch, padding=0, bias=True)
         return _norm_channels(run, x)
 
     def halve(width: int) -> Callable[[Tape, Tensor], Tensor]:
-        return lambda tape, x: functional.conv2d(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
+        return lambda tape, x: functional.convolve(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
 
     (x,) = program.section("stem", stem)
     for number, (depth, width) in enumerate(zip(dims.depths, dims.widths, strict=True)):
@@ -111,7 +111,7 @@ def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
 def _convnext_block(run: PassSettings, x: Tensor) -> Tensor:
     """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors, and add."""
     width = x.shape[1]
-    y = functional.conv2d(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
+    y = functional.convolve(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
     y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
     y = y * x.tape.parameter(width, dtype=run.dtype)
     return x + y.permute(0, 3, 1, 2)
@@ -174,7 +174,7 @@ def _attend_patches(dims: MobileVitDims, run: PassSettings, x: Tensor, hidden: i
     """
     n, width, h, w = x.shape
     patch, rows, columns = dims.patch, h // dims.patch, w // dims.patch
-    y = functional.conv2d(_conv_norm(x, width, 3, "silu"), hidden, 1)
+    y = functional.convolve(_conv_norm(x, width, 3, "silu"), hidden, 1)
     y = y.reshape(n * hidden * rows, patch, columns, patch).transpose(1, 2)
     y = y.reshape(n, hidden, rows * columns, patch * patch).transpose(1, 3)
     y = y.reshape(n * patch * patch, rows * columns, hidden)
@@ -273,7 +273,7 @@ def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) 
     y = layers.layer_norm(run, y)
     if dims.pooled:
         y = layers.project(run, y.select(1), dims.shared, bias=True)
-        y, seen = (functional.divide(x, functional.sum_last(x)) for x in (y, seen))
+        y, seen = (functional.divide(x, functional.reduce_last("sum", x)) for x in (y, seen))
         factor, offset = (tape.parameter(1, dtype=run.dtype) for _ in range(2))
         return functional.linear(y, seen) * unary("exp", factor, lambda g: g) + offset
     # the end-of-text token is found by comparing all token numbers
@@ -291,7 +291,7 @@ def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) 
 
 
 def _to_unit_length(x: Tensor) -> Tensor:
-    square = functional.sum_last(functional.power(x, 2))
+    square = functional.reduce_last("sum", functional.power(x, 2))
     return functional.divide(x, unary("sqrt", square, lambda g: pointwise("div", g, square * 2.0)))
 
 
@@ -317,7 +317,7 @@ def trace_swin(dims: SwinDims, run: PassSettings, stages: int = 1) -> Program:
 
     def embed(tape: Tape) -> Tensor:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.conv2d(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = functional.convolve(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
         return layers.layer_norm(run, x.view(run.batch, dims.hidden, side * side).transpose(1, 2))
 
     def keep_as_picture(x: Tensor, side: int) -> None:
@@ -447,12 +447,12 @@ def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
 
     def embed(tape: Tape) -> Tensor:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.conv2d(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = functional.convolve(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
         return x.permute(0, 2, 3, 1) + tape.parameter(1, side, side, dims.hidden, dtype=run.dtype)
 
     def neck(tape: Tape, x: Tensor) -> Tensor:
-        x = _norm_channels(run, functional.conv2d(x.permute(0, 3, 1, 2), dims.out, 1))
-        return _norm_channels(run, functional.conv2d(x, dims.out, 3))
+        x = _norm_channels(run, functional.convolve(x.permute(0, 3, 1, 2), dims.out, 1))
+        return _norm_channels(run, functional.convolve(x, dims.out, 3))
 
     (places,) = program.section("positions", lambda tape: _embed_grid(run, tape, side, dims.out))
     (x,) = program.section("embedding", embed)

@@ -5,7 +5,7 @@ Templates import this module as ``layers``. ``run`` holds the settings of the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -172,9 +172,9 @@ def wide_layer_norm(run: PassSettings, x: Tensor) -> Tensor:
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
     with x.tape.scope("norm"):
         wide = x.to(Dtype.FP32)
-        mean = functional.mean_last(wide)
+        mean = functional.reduce_last("mean", wide)
         centred = wide + -mean
-        variance = functional.mean_last(functional.power(wide + -mean, 2))
+        variance = functional.reduce_last("mean", functional.power(wide + -mean, 2))
         return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
 
 
@@ -191,7 +191,7 @@ def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False, scales_input:
         return functional.rms_norm(x, weight)
     with x.tape.scope("norm"):
         wide = x.to(Dtype.FP32)
-        factor = functional.rsqrt(functional.mean_last(functional.power(wide, 2)) + 1e-6)
+        factor = functional.rsqrt(functional.reduce_last("mean", functional.power(wide, 2)) + 1e-6)
         scaled = (x if scales_input else wide) * factor
         if gemma:
             return (scaled * (weight.to(Dtype.FP32) + 1.0)).to(x.dtype)
@@ -372,15 +372,31 @@ def prenorm_layer(
     ``input_first``: sums keep the layout of ``x``.
     """
 
-    def add(out: Tensor, x: Tensor) -> Tensor:
-        out = out * x.tape.parameter(out.shape[-1], dtype=run.dtype) if scaled else out
-        return x + out if input_first else out + x
+    def scale(out: Tensor) -> Tensor:
+        return out * x.tape.parameter(out.shape[-1], dtype=run.dtype) if scaled else out
 
-    with x.tape.scope("attention"):
-        out = self_attention(run, layer_norm(run, x), heads, causal=causal, mask=mask, wide_softmax=wide_softmax)
-        x = add(out, x)
-    with x.tape.scope("mlp"):
-        return add(feed_forward(run, layer_norm(run, x), width, function), x)
+    def attention(x: Tensor) -> Tensor:
+        return scale(self_attention(run, x, heads, causal=causal, mask=mask, wide_softmax=wide_softmax))
+
+    def mlp(x: Tensor) -> Tensor:
+        return scale(feed_forward(run, x, width, function))
+
+    return add_parts(run, x, input_first=input_first, attention=attention, mlp=mlp)
+
+
+def add_parts(
+    run: PassSettings, x: Tensor, norm: Callable[[Tensor], Tensor] | None = None, *, p: float = 0.0,
+    input_first: bool = True, **parts: Callable[[Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """Compute x + dropout(part(norm(x))) for each part in turn, under its name; by default with layer norms.
+
+    ``input_first``: sums keep the layout of ``x``.
+    """
+    for name, part in parts.items():
+        with x.tape.scope(name):
+            out = functional.dropout(part(layer_norm(run, x) if norm is None else norm(x)), p)
+            x = x + out if input_first else out + x
+    return x
 
 
 # Heads and losses.
@@ -424,6 +440,12 @@ def project_to_vocabulary(run: PassSettings, x: Tensor, vocab: int, *, tied: boo
     logits = functional.linear(x, weight, x.tape.parameter(share, dtype=run.dtype) if bias else None)
     functional.gather_parts(logits, run.tp)
     return logits
+
+
+def masked_token_logits(run: PassSettings, x: Tensor, vocab: int) -> Tensor:
+    """Compute the logits of an encoder's tokens by the table they were looked up in and, in training, the loss."""
+    logits = project_to_vocabulary(run, x, vocab, tied=True, bias=True)
+    return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
 
 
 def classify(run: PassSettings, x: Tensor, classes: int) -> Tensor:

@@ -109,7 +109,7 @@ def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
         return functional.softmax(_select_top(scores, dims.chosen, scores.dtype))
     weights = _select_top(functional.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
     if dims.renormalise:
-        weights = functional.divide(weights, functional.sum_last(weights))
+        weights = functional.divide(weights, functional.reduce_last("sum", weights))
     return weights if dims.wide_weights else weights.to(run.dtype)
 
 
@@ -135,7 +135,7 @@ def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     x.tape.emit(Elementwise("gather", weights.numel, dtype=Dtype.FP32, read=read), (scores,), (weights,))
     x.tape.record((weights,), (scores,), lambda g: (_scatter_gradient(g, scores),))
     if dims.renormalise:
-        weights = functional.divide(weights, functional.sum_last(weights) + 1e-20)
+        weights = functional.divide(weights, functional.reduce_last("sum", weights) + 1e-20)
     return weights * 2.5
 
 

@@ -1,7 +1,7 @@
 """Calls into ATen, PyTorch's library of operators -> the operators they launch.
 
-Calls that need no arithmetic on their arguments are rows of ``aten.csv``; the others are functions under
-``@rule_for``. A name ending in ``_`` works in place and follows the rule of the name without it.
+``aten.csv`` says for every name which function below maps its calls. A name ending in ``_`` works in place and
+follows the rule of the name without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
@@ -91,9 +91,8 @@ def find_tensors(values: Any) -> list[Tensor]:
     return [values] if isinstance(values, Tensor) else []
 
 
-@dataclass(frozen=True)
-class AtenRule:
-    """A row of ``aten.csv``: free, fill, reduction, gather or pointwise, and the function each becomes."""
+class AtenRule(NamedTuple):
+    """A row of ``aten.csv``: the kind of rule, one of ``_KINDS``, and the pointwise function that a call becomes."""
 
     kind: str
     one: str  # with one tensor given
@@ -102,58 +101,34 @@ class AtenRule:
 
 @cache
 def load_rules() -> dict[str, AtenRule]:
-    """Read the rules of all calls that need no arithmetic on their arguments, by ATen name."""
+    """Read the rules of all calls, by ATen name."""
     rows = read_shipped_table("wattcast.workload.readers", "aten.csv")
     return {row["aten"]: AtenRule(row["kind"], row["one"], row["several"]) for row in rows}
 
 
-_Mapping: TypeAlias = Callable[[AtenCall], list[Operator]]
-_SPECIAL: dict[str, _Mapping] = {}
-
-
-def rule_for(*names: str) -> Callable[[_Mapping], _Mapping]:
-    """Register the function that maps calls of these ATen names."""
-
-    def register(rule: _Mapping) -> _Mapping:
-        _SPECIAL.update(dict.fromkeys(names, rule))
-        return rule
-
-    return register
+def _find_rule(name: str) -> AtenRule | None:
+    return load_rules().get(name) or load_rules().get(name.removesuffix("_"))
 
 
 def map_call(call: AtenCall) -> list[Operator] | None:
     """Return the operators ``call`` launches, or None where there is no rule."""
-    if call.name in _SPECIAL:
-        return _SPECIAL[call.name](call)
     rule = _find_rule(call.name)
-    if rule is None:
-        return None
-    if rule.kind == "free":
-        return []
-    if rule.kind == "fill":
-        return [Elementwise("fill", max(call.out.numel, 1), dtype=call.out.dtype)]
-    if rule.kind == "reduction":
-        return [_reduce_rows(call, rule.one)]
-    if rule.kind == "gather":
-        read = call.out.numel * call.out.dtype.byte + sum(t.byte for t in call.inputs[1:])
-        return [Elementwise("gather", max(call.out.numel, 1), dtype=call.out.dtype, read=read)]
-    return [map_pointwise(call, rule.one if len(call.inputs) == 1 else rule.several)]
+    if rule is None or rule.kind in _KINDS:
+        return None if rule is None else _KINDS[rule.kind](call)
+    function = rule.one if len(call.inputs) == 1 else rule.several
+    return [_reduce_rows(call, function) if rule.kind == "reduction" else map_pointwise(call, function)]
 
 
 def does_work(name: str) -> bool:
     """Tell whether an ATen name has a rule and launches a kernel."""
     rule = _find_rule(name)
-    return name in _SPECIAL or (name not in _CALLERS and rule is not None and rule.kind != "free")
+    return name not in _CALLERS and rule is not None and rule.kind != "free"
 
 
 def launches_nothing(name: str) -> bool:
     """Tell whether an ATen name is known to launch no kernel."""
     rule = _find_rule(name)
     return rule is not None and rule.kind == "free"
-
-
-def _find_rule(name: str) -> AtenRule | None:
-    return load_rules().get(name) or load_rules().get(name.removesuffix("_"))
 
 
 def map_pointwise(call: AtenCall, function: str) -> Operator:
@@ -171,29 +146,32 @@ def _copy_source(call: AtenCall, source: Tensor) -> Operator:
     return map_pointwise(AtenCall("copy", (source,), call.outs), "copy")
 
 
-@rule_for("pow")
+def _make_zeros(tensor: Tensor) -> Operator:
+    return Elementwise("fill", max(tensor.numel, 1), dtype=tensor.dtype)
+
+
+def _map_gather(call: AtenCall) -> list[Operator]:
+    read = call.out.numel * call.out.dtype.byte + sum(t.byte for t in call.inputs[1:])
+    return [Elementwise("gather", max(call.out.numel, 1), dtype=call.out.dtype, read=read)]
+
+
 def _map_power(call: AtenCall) -> list[Operator]:
     exponent = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], (int, float)) else 0.0
     function = {1.0: "copy", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt"}.get(float(exponent), "pow")
     return [map_pointwise(call, function)]
 
 
-@rule_for("gelu", "gelu_backward")
 def _map_gelu(call: AtenCall) -> list[Operator]:
     return [map_pointwise(call, ("gelu_tanh" if "tanh" in call.args else "gelu") + "_grad" * call.backward)]
 
 
-@rule_for("_to_copy")
 def _map_cast(call: AtenCall) -> list[Operator]:
+    """Map a copy in another format, or one of the last tensor into the first."""
+    if call.name.startswith("copy"):
+        call = AtenCall("copy", (call.inputs[-1],), (call.inputs[0],))
     return [map_pointwise(call, "copy" if call.inputs[0].dtype is call.out.dtype else "cast")]
 
 
-@rule_for("copy_", "copy")
-def _map_copy_into(call: AtenCall) -> list[Operator]:
-    return _map_cast(AtenCall("copy", (call.inputs[-1],), (call.inputs[0],)))
-
-
-@rule_for("cat", "stack")
 def _map_concatenation(call: AtenCall) -> list[Operator]:
     parts, out = [t for t in call.inputs if t.numel], call.out
     layout = Layout.CONTIGUOUS if all(t.is_contiguous for t in parts) else Layout.STRIDED
@@ -215,49 +193,31 @@ def _reduce_rows(call: AtenCall, function: str) -> Operator:
     return Elementwise(function, n, dtype=x.dtype, layout=layout, read=read, write=call.out_byte)
 
 
-def _make_row_major(x: Tensor) -> list[Operator]:
-    """Return the copy that kernels over rows make of an input that does not lie in rows."""
-    if x.is_contiguous:
-        return []
-    strides = contiguous_strides(x.shape)
-    layout = classify_layout(x.shape, strides, [(x.shape, x.strides)])
-    return [describe_pointwise("copy", (x.operand,), (x.shape, strides, x.dtype), x.dtype, layout)]
+def _map_rows(call: AtenCall) -> list[Operator]:
+    """Map a softmax or a norm over rows; a row of a group norm is a group of channels of a picture.
 
-
-@rule_for(
-    "_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"
-)  # fmt: skip
-def _map_softmax(call: AtenCall) -> list[Operator]:
-    x = call.inputs[0]
-    dim = x.shape[call.numbers[0]] if x.shape else 1
-    out = None if call.out.dtype is x.dtype else call.out.dtype
-    log = call.name.startswith("_log")
-    op = Softmax(max(x.numel // dim, 1), dim, dtype=x.dtype, out_dtype=out, backward=call.backward, log=log)
-    return [*_make_row_major(x), op]
-
-
-@rule_for(
-    "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"
-)  # fmt: skip
-def _map_layer_norm(call: AtenCall) -> list[Operator]:
-    x = call.inputs[call.backward]
-    dim = prod(next(v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int)))
+    Kernels over rows copy an input that does not lie in rows.
+    """
+    softmax = "softmax" in call.name
+    x = call.inputs[0 if softmax else call.backward]
+    ops: list[Operator] = []
+    if not x.is_contiguous:
+        strides = contiguous_strides(x.shape)
+        layout = classify_layout(x.shape, strides, [(x.shape, x.strides)])
+        ops.append(describe_pointwise("copy", (x.operand,), (x.shape, strides, x.dtype), x.dtype, layout))
+    if softmax:
+        dim = x.shape[call.numbers[0]] if x.shape else 1
+        out, log = None if call.out.dtype is x.dtype else call.out.dtype, call.name.startswith("_log")
+        rows = max(x.numel // dim, 1)
+        return [*ops, Softmax(rows, dim, dtype=x.dtype, out_dtype=out, backward=call.backward, log=log)]
+    if "group" in call.name:
+        dim = x.numel // (call.numbers[0] * call.numbers[3])  # pictures times groups
+    else:
+        dim = prod(next(v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int)))
     kind = RmsNorm if "rms" in call.name else LayerNorm
-    return [*_make_row_major(x), kind(x.numel // dim, dim, dtype=x.dtype, backward=call.backward)]
+    return [*ops, kind(x.numel // dim, dim, dtype=x.dtype, backward=call.backward)]
 
 
-@rule_for("native_group_norm", "native_group_norm_backward")
-def _map_group_norm(call: AtenCall) -> list[Operator]:
-    """Map a group norm, in which each group of channels of each picture is a row."""
-    x = call.inputs[call.backward]
-    rows = call.numbers[0] * call.numbers[3]  # pictures times groups
-    return [*_make_row_major(x), LayerNorm(rows, x.numel // rows, dtype=x.dtype, backward=call.backward)]
-
-
-@rule_for(
-    "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm",
-    "native_batch_norm_backward",
-)  # fmt: skip
 def _map_batch_norm(call: AtenCall) -> list[Operator]:
     x = call.inputs[call.backward]
     channels_last = len(x.shape) > 2 and x.strides[1] == 1 != x.shape[1]
@@ -269,10 +229,6 @@ def _map_batch_norm(call: AtenCall) -> list[Operator]:
     return [Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, rows=rows, run=run)]
 
 
-@rule_for(
-    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
-)  # fmt: skip
 def _map_pool(call: AtenCall) -> list[Operator]:
     x, out = call.inputs[0], call.out
     if call.backward:
@@ -281,41 +237,23 @@ def _map_pool(call: AtenCall) -> list[Operator]:
     return [Elementwise("pool", x.numel, dtype=x.dtype, write=call.out_byte, rows=prod(x.shape[:-2]))]
 
 
-@rule_for("native_dropout")
 def _map_dropout(call: AtenCall) -> list[Operator]:
     x = call.inputs[0]
     return [Elementwise("dropout", x.numel, dtype=x.dtype, write=call.out_byte)]
 
 
-@rule_for("embedding_dense_backward")
-def _map_embedding_gradient(call: AtenCall) -> list[Operator]:
-    """Map the gradient of a lookup: rows are added up in zeros, where they came from."""
-    grad, index = call.inputs[:2]
-    read = 2 * grad.byte + index.byte
-    add = Elementwise("scatter_add", grad.numel, dtype=grad.dtype, read=read, write=grad.byte)
-    return [_make_zeros(call.out), add]
-
-
-def _make_zeros(tensor: Tensor) -> Operator:
-    return Elementwise("fill", tensor.numel, dtype=tensor.dtype)
-
-
-@rule_for(
-    "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter", "scatter_", "index_put", "index_put_",
-    "_index_put_impl_",
-)  # fmt: skip
 def _map_scatter(call: AtenCall) -> list[Operator]:
-    """Map a scatter: elements go by index into a tensor, or into its copy."""
-    source = max(call.inputs[1:], key=lambda t: t.byte)
-    index_byte = sum(t.byte for t in call.inputs[1:]) - source.byte
-    op = Elementwise(
-        "scatter_add", max(source.numel, 1), dtype=call.out.dtype, read=2 * source.byte + index_byte,
-        write=source.byte,
-    )  # fmt: skip
-    return [op] if call.name.endswith("_") else [_copy_source(call, call.inputs[0]), op]
+    """Map a scatter: elements go by index into a tensor, or into its copy; gradients of a lookup into zeros."""
+    lookup = call.name == "embedding_dense_backward"
+    given = call.inputs[:2] if lookup else call.inputs[1:]
+    source = given[0] if lookup else max(given, key=lambda t: t.byte)
+    read = source.byte + sum(t.byte for t in given)
+    op = Elementwise("scatter_add", max(source.numel, 1), dtype=call.out.dtype, read=read, write=source.byte)
+    if call.name.endswith("_"):
+        return [op]
+    return [_make_zeros(call.out) if lookup else _copy_source(call, call.inputs[0]), op]
 
 
-@rule_for("constant_pad_nd", "slice_backward", "select_backward")
 def _map_padding(call: AtenCall) -> list[Operator]:
     """Map a padding: zeros are written, then the part that was taken out is copied in."""
     part = call.inputs[0]
@@ -323,40 +261,32 @@ def _map_padding(call: AtenCall) -> list[Operator]:
     return [_make_zeros(call.out), copy]
 
 
-@rule_for("nll_loss_forward", "nll_loss_backward")
 def _map_loss(call: AtenCall) -> list[Operator]:
     """Map a loss: one element of each row is gathered; the gradient is zeros and one element a row."""
+    x, target = call.inputs[call.backward : call.backward + 2]
     if call.backward:
-        x, target = call.inputs[1:3]
         return [_make_zeros(x), Elementwise("copy", target.numel, dtype=x.dtype, read=target.byte)]
-    x, target = call.inputs[:2]
     read = target.numel * (x.dtype.byte + target.dtype.byte)
     return [Elementwise("gather", target.numel, dtype=x.dtype, read=read, write=call.out.byte)]
 
 
-@rule_for("mm", "addmm")
 def _map_product(call: AtenCall) -> list[Operator]:
-    """Map a matrix times a matrix, with a bias or added to another matrix."""
+    """Map a matrix, or a batch of them, times another, with a bias or added to another matrix."""
     a, b = call.inputs[-2:]
-    (m, k), n = a.shape, b.shape[-1]
+    (m, k), n = a.shape[-2:], b.shape[-1]
     if not (m and n and k):
         return []
     added = call.inputs[0] if len(call.inputs) == 3 else None
-    bias = added is not None and added.numel == n
-    turned = m > 1 and k > 1 and a.strides[0] == 1 != a.strides[1] and b.strides[-1] == 1
-    op = Linear(m, n, k, bias=bias, dtype=call.math_dtype(a), out_dtype=call.product_dtype, turned=turned)
+    bias = added is not None and len(a.shape) == 2 and added.numel == n
+    math, result = call.math_dtype(a), call.product_dtype
+    if len(a.shape) == 3:
+        op: Operator = Bmm(a.shape[0], m, n, k, dtype=math, out_dtype=result)
+    else:
+        turned = m > 1 and k > 1 and a.strides[0] == 1 != a.strides[1] and b.strides[-1] == 1
+        op = Linear(m, n, k, bias=bias, turned=turned, dtype=math, out_dtype=result)
     return [op] if added is None or bias else [_copy_source(call, added), op]
 
 
-@rule_for("bmm", "baddbmm")
-def _map_batched_product(call: AtenCall) -> list[Operator]:
-    a, b = call.inputs[-2:]
-    (size, m, k), n = a.shape, b.shape[-1]
-    op = Bmm(size, m, n, k, dtype=call.math_dtype(a), out_dtype=call.product_dtype)
-    return [_copy_source(call, call.inputs[0]), op] if len(call.inputs) == 3 else [op]
-
-
-@rule_for("_grouped_mm", "grouped_mm")
 def _map_grouped_product(call: AtenCall) -> list[Operator]:
     """Map experts' products in one launch: groups share the rows evenly, as far as shapes can tell."""
     a, b = call.inputs[:2]
@@ -368,12 +298,6 @@ def _map_grouped_product(call: AtenCall) -> list[Operator]:
     return [Bmm(groups, a.shape[0], n, max(a.shape[-1] // groups, 1), dtype=dtype)]
 
 
-@rule_for(
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    *(f"_scaled_dot_product_{kernel}_attention" for kernel in _DROPOUT_PLACE),
-    *(f"_scaled_dot_product_{kernel}_attention_backward" for kernel in _DROPOUT_PLACE),
-)
 def _map_attention(call: AtenCall) -> list[Operator]:
     q, k, v = call.inputs[1:4] if call.backward else call.inputs[:3]
     batch, heads, q_len, dim = q.shape
@@ -389,7 +313,6 @@ def _map_attention(call: AtenCall) -> list[Operator]:
     return [op]
 
 
-@rule_for("convolution", "_convolution")
 def _map_convolution(call: AtenCall) -> list[Operator]:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     out = call.out
@@ -403,7 +326,6 @@ def describe_image_bias(out: Tensor, bias: Tensor) -> Operator:
     return describe_pointwise("add", (out.operand, bias.operand), out.operand, out.dtype, Layout.BROADCAST, planes)
 
 
-@rule_for("convolution_backward")
 def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
     """Return the gradients that are asked for: of the image, the weight, the bias."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args[:11]
@@ -439,3 +361,26 @@ def _describe_convolution(
 def _rows_and_columns(sizes: Sequence[int], rows: int) -> tuple[int, int]:
     """Return the last two sizes; a signal has columns only."""
     return (rows, sizes[0]) if len(sizes) == 1 else (sizes[-2], sizes[-1])
+
+
+_KINDS: dict[str, Callable[[AtenCall], list[Operator]]] = {
+    "free": lambda call: [],
+    "fill": lambda call: [_make_zeros(call.out)],
+    "gather": _map_gather,
+    "power": _map_power,
+    "gelu": _map_gelu,
+    "cast": _map_cast,
+    "concatenation": _map_concatenation,
+    "rows": _map_rows,
+    "batch_norm": _map_batch_norm,
+    "pool": _map_pool,
+    "dropout": _map_dropout,
+    "scatter": _map_scatter,
+    "padding": _map_padding,
+    "loss": _map_loss,
+    "product": _map_product,
+    "grouped_product": _map_grouped_product,
+    "attention": _map_attention,
+    "convolution": _map_convolution,
+    "convolution_gradient": _map_convolution_gradient,
+}

@@ -1,17 +1,15 @@
 """ONNX graphs with shapes -> Graph. Needs the ``onnx`` package; weights are never loaded.
 
-Nodes that need no arithmetic on their arguments are rows of ``onnx.csv``; the others are functions below. External
+``onnx.csv`` says what each node becomes; products, convolutions, norms and lookups follow the rules of ATen. External
 data is not read; a location that points outside the model's own folder is refused, because other tools would follow
 it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import classify_layout, describe_pointwise
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Softmax
-from wattcast.workload.readers.aten_operators import describe_image_bias
+from wattcast.workload.operator_types import Elementwise, Layout
+from wattcast.workload.readers.aten_operators import AtenCall, map_call
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
@@ -135,14 +133,14 @@ def _load_rules() -> dict[str, tuple[str, str]]:
 
 def _map_node(call: _Call) -> list[Operator] | None:
     """Return the operators of a node, or None where there is no rule."""
-    if call.node.op_type in _SPECIAL:
-        return _SPECIAL[call.node.op_type](call)
     kind, function = _load_rules().get(call.node.op_type, ("", ""))
     if not kind:
         return None
     if kind == "free":
         return []
     inputs, out = call.inputs, call.out
+    if kind == "aten":
+        return map_call(AtenCall(function, _list_arguments(call, function), (out,)))
     if kind == "reduction":
         return [Elementwise(function, inputs[0].numel, dtype=inputs[0].dtype, write=out.byte)]
     if kind == "copy":
@@ -156,73 +154,35 @@ def _map_node(call: _Call) -> list[Operator] | None:
     return [describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)]
 
 
-def _map_matmul(call: _Call) -> list[Operator]:
-    a, b = call.inputs[:2]
-    k, n = b.shape[-2:] if len(b.shape) > 1 else (b.shape[0], 1)
-    if len(b.shape) <= 2:
-        return [Linear(a.numel // k, n, k, dtype=a.dtype)]
-    m = a.shape[-2]
-    return [Bmm(call.out.numel // (m * n), m, n, k, dtype=a.dtype)]
-
-
-def _map_gemm(call: _Call) -> list[Operator]:
-    a, b = call.inputs[:2]
-    m, k = reversed(a.shape) if call.attribute("transA", 0) else a.shape
-    n = b.shape[0] if call.attribute("transB", 0) else b.shape[1]
-    return [Linear(m, n, k, bias=len(call.inputs) > 2, dtype=a.dtype)]
-
-
-def _map_convolution(call: _Call) -> list[Operator]:
-    x, weight, *bias = call.inputs
-    if len(x.shape) not in (3, 4):
+def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
+    """Return the arguments of a node in the order of the ATen call that does the same."""
+    x, *rest = call.inputs
+    axis = int(call.attribute("axis", -1))
+    if name == "_softmax":
+        return x, axis
+    if name == "native_layer_norm":
+        return x, list(x.shape[axis % len(x.shape) :])
+    if name == "addmm":
+        a, b = (
+            make_tensor(t.shape[::-1], t.dtype) if call.attribute(turned, 0) else t
+            for t, turned in ((x, "transA"), (rest[0], "transB"))
+        )
+        return *(make_tensor(b.shape[-1:], b.dtype) for _ in rest[1:]), a, b
+    if name == "mm":  # of a stack of matrices by one, or by as many
+        k, n = rest[0].shape[-2:] if len(rest[0].shape) > 1 else (rest[0].numel, 1)
+        m = x.shape[-2] if len(rest[0].shape) > 2 else x.numel // k
+        stack = (call.out.numel // (m * n),) if len(rest[0].shape) > 2 else ()
+        return make_tensor((*stack, m, k), x.dtype), make_tensor((*stack, k, n), x.dtype)
+    if name != "convolution":
+        return x, *rest
+    sides = len(x.shape) - 2
+    if sides not in (1, 2):
         raise bad_value(
             f"{call.where}: node {clip_text(call.label)}", "a convolution over one or two dimensions", x.shape
         )
-    one = len(x.shape) == 3  # a signal is a picture one row high
-    h, w = (1, x.shape[2]) if one else x.shape[2:]
-    r, s = (1, weight.shape[2]) if one else weight.shape[2:]
-    stride, pads = call.attribute("strides", [1] * (2 - one)), call.attribute("pads", [0] * 2 * (2 - one))
-    step, step_w = (1, stride[0]) if one else stride
-    pad, pad_w = (0, pads[0]) if one else (pads[0], pads[1])
-    dilation = call.attribute("dilations", [1])[-1]
-    op = Conv2d(
-        x.shape[0], x.shape[1], weight.shape[0], h, w, r, s, step, pad, int(call.attribute("group", 1)), dilation,
-        dtype=x.dtype, stride_w=None if step_w == step else step_w, padding_w=None if pad_w == pad else pad_w,
-    )  # fmt: skip
-    return [op, *(describe_image_bias(call.out, offset) for offset in bias)]
-
-
-def _map_softmax(call: _Call) -> list[Operator]:
-    x = call.inputs[0]
-    dim = x.shape[int(call.attribute("axis", -1))]
-    return [Softmax(x.numel // dim, dim, dtype=x.dtype)]
-
-
-def _map_layer_norm(call: _Call) -> list[Operator]:
-    x = call.inputs[0]
-    dim = prod(x.shape[int(call.attribute("axis", -1)) % len(x.shape) :])
-    return [LayerNorm(x.numel // dim, dim, dtype=x.dtype)]
-
-
-def _map_batch_norm(call: _Call) -> list[Operator]:
-    x = call.inputs[0]
-    return [Elementwise("batchnorm", x.numel, dtype=x.dtype, rows=x.shape[1], run=prod(x.shape[2:]))]
-
-
-def _map_gather(call: _Call) -> list[Operator]:
-    out, index = call.out, call.inputs[1]
-    return [Elementwise("gather", max(out.numel, 1), dtype=out.dtype, read=out.byte + index.byte)]
-
-
-_SPECIAL: dict[str, Callable[[_Call], list[Operator]]] = {
-    "MatMul": _map_matmul,
-    "Gemm": _map_gemm,
-    "Conv": _map_convolution,
-    "Softmax": _map_softmax,
-    "LayerNormalization": _map_layer_norm,
-    "BatchNormalization": _map_batch_norm,
-    "Gather": _map_gather,
-}
+    stride, dilation = (call.attribute(word, [1] * sides) for word in ("strides", "dilations"))
+    pads, groups = call.attribute("pads", [0] * 2 * sides)[:sides], int(call.attribute("group", 1))
+    return x, rest[0], rest[1] if len(rest) > 1 else None, stride, pads, dilation, False, None, groups
 
 
 def _import_onnx() -> Any:
