@@ -58,30 +58,14 @@ class ModelArchitecture:
         return import_module(f"wattcast.workload.models.{self.module}")
 
 
-ARCHITECTURES: dict[str, ModelArchitecture] = {
-    "decoder": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "DecoderDims", "trace_decoder", engine=True),
-    "gpt": ModelArchitecture(ModelKind.LANGUAGE, "classic_transformers", "GptDims", "trace_gpt", engine=True),
-    "latent": ModelArchitecture(ModelKind.LANGUAGE, "decoders", "LatentDims", "trace_latent", engine=True),
-    "t5": ModelArchitecture(ModelKind.LANGUAGE, "classic_transformers", "T5Dims", "trace_t5", source=True),
-    "t5_encoder": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "T5Dims", "trace_t5"),
-    "whisper": ModelArchitecture(
-        ModelKind.LANGUAGE, "classic_transformers", "WhisperDims", "trace_whisper", item="audio clip"
-    ),
-    "bert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "BertDims", "trace_bert"),
-    "modernbert": ModelArchitecture(ModelKind.ENCODER, "classic_transformers", "ModernBertDims", "trace_modernbert"),
-    "vit": ModelArchitecture(ModelKind.VISION, "classic_transformers", "VitDims", "trace_vit", item="picture"),
-    "clip": ModelArchitecture(ModelKind.VISION, "image_models", "ClipDims", "trace_clip", item="picture"),
-    "resnet": ModelArchitecture(ModelKind.VISION, "image_models", "ResnetDims", "trace_resnet", item="picture"),
-    "convnext": ModelArchitecture(ModelKind.VISION, "image_models", "ConvNextDims", "trace_convnext", item="picture"),
-    "mobilevit": ModelArchitecture(
-        ModelKind.VISION, "image_models", "MobileVitDims", "trace_mobilevit", item="picture"
-    ),
-    "swin": ModelArchitecture(ModelKind.VISION, "image_models", "SwinDims", "trace_swin", item="picture"),
-    "sam": ModelArchitecture(ModelKind.VISION, "image_models", "SamDims", "trace_sam", item="picture"),
-    "unet": ModelArchitecture(ModelKind.VISION, "denoisers", "UnetDims", "trace_unet", item="denoising step"),
-    "dit": ModelArchitecture(ModelKind.VISION, "denoisers", "DitDims", "trace_dit", item="denoising step"),
-    "joint": ModelArchitecture(ModelKind.VISION, "denoisers", "JointDims", "trace_joint", item="denoising step"),
-    "video": ModelArchitecture(ModelKind.VISION, "denoisers", "VideoDims", "trace_video", item="denoising step"),
+ARCHITECTURES = {
+    row["name"]: ModelArchitecture(
+        *(ModelKind(row["kind"]), row["module"], row["dims"], row["trace"]),
+        engine=row["engine"] == "yes",
+        item=row["item"],
+        source=row["source"] == "yes",
+    )
+    for row in read_shipped_table("wattcast.workload", "architectures.csv")
 }
 
 

@@ -8,12 +8,14 @@ each expert to whole blocks of the sizes that vLLM's Triton kernels take by defa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil
 from typing import Any
 
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
@@ -25,29 +27,7 @@ from wattcast.kernels.kernel_table import (
     resident_share,
     streamed_share,
 )
-from wattcast.workload.engine_operators import (
-    EXPERT_LIBRARIES,
-    RANK_EXPONENTS,
-    AlignTokens,
-    BlockProduct,
-    CacheWrite,
-    CausalConv,
-    CompiledRows,
-    EngineGate,
-    EngineRmsNorm,
-    EngineRotary,
-    FusedExperts,
-    LatentAttention,
-    NarrowProduct,
-    PagedAttention,
-    Quantize,
-    Route,
-    RowKernel,
-    Sampling,
-    ScaledProduct,
-    StateScan,
-    WeightOnlyProduct,
-)
+from wattcast.workload import engine_operators as engine
 
 _WORK = (
     *("units", "unit_flop", "steps", "launches", "l2_byte", "shared_byte", "dram_read_byte", "dram_write_byte"),
@@ -81,7 +61,7 @@ _SPLIT_MARGIN = 1.1  # of the scheduler, over an even share of the blocks
 _TILE_STEPS = 4.0  # that starting and ending a tile takes; what one costs is fitted
 
 
-def _attention_tile(op: PagedAttention, decode: bool) -> tuple[float, float]:
+def _attention_tile(op: engine.PagedAttention, decode: bool) -> tuple[float, float]:
     """Return the packed rows of queries and the keys of a block, as the kernels' names show."""
     dim, fp8 = op.head_dim, op.kv_dtype is Dtype.FP8
     if decode and not op.window and dim in (64, 128):  # one group of warps
@@ -92,7 +72,7 @@ def _attention_tile(op: PagedAttention, decode: bool) -> tuple[float, float]:
     return rows, 96.0 if dim > 128 else 192.0 if fp8 and dim > 96 else 128.0
 
 
-def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
     """Return the columns of paged attention.
 
     A tile of packed query rows walks over the blocks of keys that its tokens see. A sequence of n blocks is cut into
@@ -146,7 +126,7 @@ def _count_paged(op: PagedAttention, cold: bool, warm: bool, rate: float, refere
     return f"attention.engine.paged.{kind}{'.fp8' if fp8 else ''}", work, plain, logs
 
 
-def _most_splits(op: PagedAttention, tile_m: float, tile_n: float, sms: float) -> int:
+def _most_splits(op: engine.PagedAttention, tile_m: float, tile_n: float, sms: float) -> int:
     """Return how often a sequence may be cut where the caller sets no limit.
 
     FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone: one part where its tiles fill 80 % of
@@ -166,7 +146,7 @@ def _most_splits(op: PagedAttention, tile_m: float, tile_n: float, sms: float) -
 _LISTED_WAVES = 16.0  # tiles a SM up to which each is placed
 
 
-def _walk_tiles(op: PagedAttention, q: int, kv: int, tile_m: float, tile_n: float) -> Array:
+def _walk_tiles(op: engine.PagedAttention, q: int, kv: int, tile_m: float, tile_n: float) -> Array:
     """Return the blocks of keys that each tile of a sequence walks over, the last tile's last, ``(tile,)``."""
     group = op.heads // op.kv_heads
     last = np.minimum(np.arange(1, ceil(q * group / tile_m) + 1) * tile_m / group, q)  # tokens up to a tile's end
@@ -187,7 +167,7 @@ _PREFILL_TILE = 128.0
 _LATENT_TILE, _LATENT_KEYS = 64.0, 64.0
 
 
-def _count_latent(op: LatentAttention, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+def _count_latent(op: engine.LatentAttention, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
     """Return the columns of latent attention: tiles of 64 heads walk over a cache that all of them share."""
     sms, (qk, v), width = reference.sm_count, op.dims, float(op.math_dtype.byte)
     decode = op.phase == "decode"
@@ -226,14 +206,14 @@ def _count_latent(op: LatentAttention, cold: bool, warm: bool, rate: float, refe
 _SLICE_STEPS = 6.0
 
 
-def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+def _count_product(op: engine.NarrowProduct, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
     """Return the columns of a product with narrow weights."""
     m, n, k, sms, width = float(op.m), float(op.n), float(op.k), reference.sm_count, float(op.dtype.byte)
     group, tile_m, tile_n, tile_k = _product_tile(op)
-    together = 2 if isinstance(op, ScaledProduct) and m > 64 else 1  # tiles along tokens that run as a cluster
+    together = 2 if isinstance(op, engine.ScaledProduct) and m > 64 else 1  # tiles along tokens that run as a cluster
     rows = together * ceil(m / (together * tile_m))
     tiles = rows * ceil(n / tile_n)
-    streamed = isinstance(op, WeightOnlyProduct) and (op.kernel == "marlin" or m <= 64)
+    streamed = isinstance(op, engine.WeightOnlyProduct) and (op.kernel == "marlin" or m <= 64)
     units, steps = float(tiles), k / tile_k
     unit_flop = 2.0 * tile_m * tile_n * k
     between = 0.0
@@ -253,9 +233,9 @@ def _count_product(op: NarrowProduct, cold: bool, warm: bool, rate: float, refer
     plain = {
         "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)),
         "pad_m": m / (rows * tile_m),
-        "scaled_tensor": float(isinstance(op, ScaledProduct) and op.scales == "tensor"),
-        "zero_points": float(isinstance(op, WeightOnlyProduct) and op.zero_points),
-        "narrow": float(isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4")),
+        "scaled_tensor": float(isinstance(op, engine.ScaledProduct) and op.scales == "tensor"),
+        "zero_points": float(isinstance(op, engine.WeightOnlyProduct) and op.zero_points),
+        "narrow": float(isinstance(op, engine.WeightOnlyProduct) and op.weights in ("int4", "fp4")),
         "fill_128": _share_filled(m, n, 128.0, 128.0, sms), "fill_256": _share_filled(m, n, 256.0, 128.0, sms),
     }  # fmt: skip
     logs = {"log_m": m, "log_n": n, "log_k": k, "log_units": float(tiles)}
@@ -267,18 +247,18 @@ def _share_filled(m: float, n: float, tile_m: float, tile_n: float, sms: float) 
     return tiles / (sms * ceil(tiles / sms))
 
 
-def _product_tile(op: NarrowProduct) -> tuple[str, float, float, float]:
+def _product_tile(op: engine.NarrowProduct) -> tuple[str, float, float, float]:
     """Return the kind of kernel and the sides of its tile along tokens, outputs and k, as names and grids show."""
     m = op.m
-    if isinstance(op, ScaledProduct):
+    if isinstance(op, engine.ScaledProduct):
         tile = (16.0, 64.0, 256.0) if m <= 16 else (64.0, 64.0, 256.0) if m <= 64 else (64.0, 128.0, 128.0)
         return "scaled.fp8", *(tile if m <= 128 else (128.0, 128.0, 128.0))
-    if isinstance(op, BlockProduct):
+    if isinstance(op, engine.BlockProduct):
         if op.kernel == "deepgemm":
             side_m = 16.0 if m <= 16 else 32.0 if m <= 32 else 64.0 if m <= 64 else 128.0
             return "block.deepgemm", side_m, 96.0 if m <= 64 else 128.0, 128.0
         return "block.cutlass", (64.0 if m <= 128 else 128.0), 128.0, 128.0
-    assert isinstance(op, WeightOnlyProduct)
+    assert isinstance(op, engine.WeightOnlyProduct)
     if op.kernel == "marlin":
         side = "int4" if op.weights != "fp8" else "fp8"
         return f"weight_only.marlin.{side}", min(max(16.0 * ceil(m / 16), 16.0), 64.0), 256.0, 64.0
@@ -286,7 +266,7 @@ def _product_tile(op: NarrowProduct) -> tuple[str, float, float, float]:
     return "weight_only.machete", side_m, 128.0, 64.0
 
 
-def expert_tile(op: FusedExperts, kernel: str = "triton") -> tuple[int, float]:
+def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, float]:
     """Return the rows of a block of tokens and the outputs of a tile, as vLLM chooses without a tuned table."""
     if kernel == "marlin":  # the smallest block that an expert's tokens fill to less than nine tenths
         return next((rows for rows in (8, 16, 32, 48) if op.picks / op.experts < 0.9 * rows), 64), 128.0
@@ -299,7 +279,7 @@ def expert_tile(op: FusedExperts, kernel: str = "triton") -> tuple[int, float]:
     return (64 if op.tokens <= 512 else 128), 128.0
 
 
-def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
     """Return the columns of fused experts: padded blocks of tokens of each visited expert, twice multiplied."""
     sms, picks, width = reference.sm_count, float(op.picks), float(op.dtype.byte)
     hidden, inner = float(op.hidden), float(op.intermediate)
@@ -334,10 +314,11 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     )
     plain = {
         "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"),
-        "narrow": float(narrow), "skewed": RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
+        "narrow": float(narrow), "skewed": engine.RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
         "fill": tiles / (sms * ceil(tiles / sms)), "padding": picks / padded,
         "active_share": op.active / op.experts, "block_m": float(block),
-        "held": min(weight / reference.l2_byte, 3.0), **{name: float(name in kernel) for name in EXPERT_LIBRARIES},
+        "held": min(weight / reference.l2_byte, 3.0),
+        **{name: float(name in kernel) for name in engine.EXPERT_LIBRARIES},
     }  # fmt: skip
     logs = {
         "log_tokens": float(op.tokens), "log_experts": float(op.experts), "log_hidden": hidden, "log_inner": inner,
@@ -348,60 +329,51 @@ def _count_experts(op: FusedExperts, cold: bool, warm: bool, rate: float, refere
     return f"gemm.engine.experts.{kind}", work, plain, logs
 
 
-# Small kernels: cycles of an SM for an element, and elements that the block of a token takes at a time. Kernels that
-# convert single values to fp8 are bound by instructions, others by memory. From times of 85 of them on an H200.
 _SCATTERED = 1024.0  # values of a write into pages that count as a block of their own
 _BLOCK_VALUES = 128.0  # that share a scale
 _ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
-_ROW_COSTS = {
-    "rms_norm": (0.12, 2048.0),
-    "rms_norm static": (0.35, 2048.0),
-    "rms_norm token": (1.3, 1024.0),
-    "silu_and_mul": (0.1, 8192.0),
-    "silu_and_mul static": (0.93, 512.0),
-    "silu_and_mul block": (1.45, 1e9),
-    "quantize static": (0.15, 4096.0),
-    "quantize tensor": (0.3, 1024.0),
-    "quantize token": (0.2, 2048.0),
-    "quantize block": (0.57, 1e9),
-    "compiled norm": (0.1, 2048.0),
-    "compiled gate": (0.1, 1e9),
-    "compiled gate_quant": (0.2, 1e9),
-    "rotary": (0.58, 1024.0),
-    "cache_write": (0.62, 1e9),
-    "cache_write fp8": (0.9, 1e9),
-}
 
 
-def _count_rows(op: RowKernel, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+@cache
+def _row_costs() -> dict[str, tuple[float, float]]:
+    """Read what small kernels cost: cycles of an SM for an element, and elements that a block takes at a time.
+
+    Kernels that convert single values to fp8 are bound by instructions, others by memory. From times of 85 of them on
+    an H200.
+    """
+    rows = read_shipped_table("wattcast.kernels.families", "row_costs.csv")
+    return {row["kernel"]: (float(row["element_cycle"]), float(row["at_once"])) for row in rows}
+
+
+def _count_rows(op: engine.RowKernel, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
     """Return the columns of a small kernel with a block a token."""
     read, write, elements, sms = op.read_byte, op.write_byte, op.elements, reference.sm_count
     kind, detail = op.kind.removeprefix("engine_"), getattr(op, "quant", "") or getattr(op, "mode", "")
     units, launches = float(op.rows), 1.0
     residual = bool(getattr(op, "residual", False))
-    if isinstance(op, CompiledRows):
+    if isinstance(op, engine.CompiledRows):
         quant = "_quant" * op.function.endswith("quant")
         detail = f"gate{quant}" if op.function.startswith("silu") else "norm"
         residual = op.function.startswith("add")
-    elif isinstance(op, CacheWrite):
+    elif isinstance(op, engine.CacheWrite):
         detail = "fp8" * (op.kv_dtype is Dtype.FP8)
-    if isinstance(op, Sampling):  # a row is one block's in softmax and sorting
+    if isinstance(op, engine.Sampling):  # a row is one block's in softmax and sorting
         at_once = {"greedy": 8192.0, "random": 1024.0}.get(detail, 256.0)
         cycles, steps, launches = 0.1, op.dim / at_once, {"greedy": 2.0, "random": 6.0}.get(detail, 7.0)
-    elif isinstance(op, Route):
+    elif isinstance(op, engine.Route):
         cycles, steps, launches = 0.4 * op.top_k, 2.0 * op.top_k, 2.0 if op.experts & (op.experts - 1) else 1.0
         units = max(op.rows * op.experts / _ROUTE_SCORES, 1.0)
-    elif isinstance(op, AlignTokens):  # one block sorts
+    elif isinstance(op, engine.AlignTokens):  # one block sorts
         cycles, steps, launches, units = 0.0, elements / 1024.0, 2.0, 2.0
     else:
-        cycles, at_once = _ROW_COSTS[f"{kind} {detail}".strip()]
+        cycles, at_once = _row_costs()[f"{kind} {detail}".strip()]
         steps = 1.0 + elements / units / at_once
         launches = 3.0 if detail == "tensor" else 1.0
         if detail == "block":
             units = max(elements / _BLOCK_VALUES, 1.0)
-        elif isinstance(op, CacheWrite):
+        elif isinstance(op, engine.CacheWrite):
             units = max(units, elements / _SCATTERED)
-    in_place = isinstance(op, EngineRotary) or residual
+    in_place = isinstance(op, engine.EngineRotary) or residual
     gone = 1.0 if cold else 1.0 - float(streamed_share(read if in_place else read + write, reference.l2_byte))
     slots = 2.0 if kind in ("rms_norm", "compiled") else 4.0 if detail != "block" and kind != "route" else 16.0
     work = (
@@ -413,24 +385,23 @@ def _count_rows(op: RowKernel, cold: bool, warm: bool, rate: float, reference: R
         "fill": units / (slots * sms * ceil(units / (slots * sms))),
     }  # fmt: skip
     logs = {"log_rows": float(op.rows), "log_dim": float(op.dim), "log_byte": read + write, "log_n": elements}
-    root = "rmsnorm" if isinstance(op, EngineRmsNorm) else "elementwise"
+    root = "rmsnorm" if isinstance(op, engine.EngineRmsNorm) else "elementwise"
     return f"{root}.engine.rows.{kind}{'.' + detail if detail else ''}", work, plain, logs
 
 
-register_kernels(PagedAttention, mapping=_by_row(_count_paged))
-register_kernels(LatentAttention, mapping=_by_row(_count_latent))
-register_kernels(ScaledProduct, BlockProduct, WeightOnlyProduct, mapping=_by_row(_count_product))
-register_kernels(FusedExperts, mapping=_by_row(_count_experts))
-register_kernels(
-    *(EngineRmsNorm, EngineGate, EngineRotary, CacheWrite, Quantize, Route, AlignTokens, Sampling, CompiledRows),
-    mapping=_by_row(_count_rows),
-)
+register_kernels(engine.PagedAttention, mapping=_by_row(_count_paged))
+register_kernels(engine.LatentAttention, mapping=_by_row(_count_latent))
+register_kernels(*engine.NarrowProduct.__subclasses__(), mapping=_by_row(_count_product))
+register_kernels(engine.FusedExperts, mapping=_by_row(_count_experts))
+register_kernels(*engine.RowKernel.__subclasses__(), mapping=_by_row(_count_rows))
 
 
 _SCAN_TILE = 4096.0  # values of a block of a convolution, or of the state that a single token changes
 
 
-def _count_scan(op: CausalConv | StateScan, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
+def _count_scan(
+    op: engine.CausalConv | engine.StateScan, cold: bool, warm: bool, rate: float, reference: ReferenceChip
+) -> _Row:
     """Return the columns of a short convolution or a scan, from bytes and FLOPs alone: neither was measured.
 
     A prompt's scan is cut as the Triton code of mamba-ssm and flash-linear-attention is: five kernels (decay, states
@@ -438,9 +409,9 @@ def _count_scan(op: CausalConv | StateScan, cold: bool, warm: bool, rate: float,
     Mamba's first rule is one kernel, with a block for each channel of each sequence.
     """
     units, launches, between, read, write = 1.0, 1.0, 0.0, op.read_byte, op.write_byte
-    if isinstance(op, StateScan) and op.rule == "mamba":
+    if isinstance(op, engine.StateScan) and op.rule == "mamba":
         units = float(op.batch * op.heads)
-    elif isinstance(op, StateScan) and op.length > 1:
+    elif isinstance(op, engine.StateScan) and op.length > 1:
         units = float(op.batch * -(-op.length // op.chunk) * op.heads)
         launches = 6.0 if op.rule == "delta" else 5.0
         between = 8.0 * units * op.key_dim * op.value_dim
@@ -454,4 +425,4 @@ def _count_scan(op: CausalConv | StateScan, cold: bool, warm: bool, rate: float,
     return "gemm.scan" if between else "elementwise.scan", work, {}, {}
 
 
-register_kernels(CausalConv, StateScan, mapping=_by_row(_count_scan))
+register_kernels(engine.CausalConv, engine.StateScan, mapping=_by_row(_count_scan))

@@ -32,39 +32,39 @@ class UnetDims:
 def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace the noise of every latent pixel, from the latent, the time and the text."""
     program = run.new_program()
-    program.section("unet", lambda tape: _build_unet(dims, run, tape))
+
+    def whole(tape: Tape) -> Tensor:
+        """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
+        time = _embed_time(run, tape, dims.widths[0])
+        if dims.added:
+            time = time + _embed_vector(run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0])
+        text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
+        latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = functional.convolve(latent, dims.widths[0], 3, bias=True)
+        kept = [x]
+        for level, width in enumerate(dims.widths):
+            with tape.scope(f"down{level}"):
+                for _ in range(dims.blocks):
+                    x = _add_residual(run, x, time, width)
+                    x = _attend_text(dims, run, x, text, dims.depths[level])
+                    kept.append(x)
+                if level < len(dims.widths) - 1:
+                    x = functional.convolve(x, width, 3, stride=2, bias=True)
+                    kept.append(x)
+        with tape.scope("middle"):
+            x = _add_residual(run, x, time, x.shape[1])
+            x = _add_residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
+        for level in reversed(range(len(dims.widths))):
+            with tape.scope(f"up{level}"):
+                for _ in range(dims.blocks + 1):
+                    x = _add_residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
+                    x = _attend_text(dims, run, x, text, dims.depths[level])
+                if level:
+                    x = functional.convolve(functional.upsample(x), x.shape[1], 3, bias=True)
+        return _norm_convolve(x, dims.channels)
+
+    program.section("unet", whole)
     return program
-
-
-def _build_unet(dims: UnetDims, run: PassSettings, tape: Tape) -> Tensor:
-    """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
-    time = _embed_time(run, tape, dims.widths[0])
-    if dims.added:
-        time = time + _embed_vector(run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0])
-    text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
-    latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-    x = functional.convolve(latent, dims.widths[0], 3, bias=True)
-    kept = [x]
-    for level, width in enumerate(dims.widths):
-        with tape.scope(f"down{level}"):
-            for _ in range(dims.blocks):
-                x = _add_residual(run, x, time, width)
-                x = _attend_text(dims, run, x, text, dims.depths[level])
-                kept.append(x)
-            if level < len(dims.widths) - 1:
-                x = functional.convolve(x, width, 3, stride=2, bias=True)
-                kept.append(x)
-    with tape.scope("middle"):
-        x = _add_residual(run, x, time, x.shape[1])
-        x = _add_residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
-    for level in reversed(range(len(dims.widths))):
-        with tape.scope(f"up{level}"):
-            for _ in range(dims.blocks + 1):
-                x = _add_residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
-                x = _attend_text(dims, run, x, text, dims.depths[level])
-            if level:
-                x = functional.convolve(functional.upsample(x), x.shape[1], 3, bias=True)
-    return _norm_convolve(x, dims.channels)
 
 
 def _embed_time(run: PassSettings, tape: Tape, width: int) -> Tensor:
@@ -151,46 +151,45 @@ class DitDims:
 
 def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace noise and variance of every latent pixel, from the latent, the time and the class."""
-    program = run.new_program()
-    x, signal = program.section("embedding", lambda tape: _embed_dit(dims, run, tape))
-    repeat = -(-dims.layers // stages)
-    (x,) = program.section("layers", lambda tape, *given: _dit_layer(dims, run, *given), x, signal, repeat=repeat)
-    program.section("head", lambda tape, x, signal: _dit_head(dims, run, x, signal), x, signal)
+    program, hidden = run.new_program(), dims.hidden
+
+    def embed(tape: Tape) -> tuple[Tensor, Tensor]:
+        """Return patches with positions, and the sum of time and class as one signal."""
+        x = _cut_patches(run, tape, dims.channels, hidden, dims.patch)
+        x = x + tape.empty((1, x.shape[1], hidden), run.dtype)  # fixed sines, not learned
+        with tape.scope("time"):
+            waves = cat([tape.empty((run.batch, 128), run.dtype) for _ in range(2)], -1)
+            time = _embed_vector(run, waves, hidden)
+        label = functional.embedding(tape.parameter(dims.classes + 1, hidden, dtype=run.dtype), (run.batch,))
+        return x, time + label
+
+    def layer(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+        """Attend, then feed forward, each shifted and scaled before and gated after by the signal."""
+        parts = _split_signal(run, signal, 6)
+        with tape.scope("attention"):
+            fused = layers.project(run, _modulate_rows(x, parts[0], parts[1]), 3 * hidden, bias=True)
+            q, k, v = (layers.split_heads(p, hidden // dims.heads) for p in fused.split(*[hidden] * 3))
+            out = layers.attend(run, q, k, v, causal=False)
+            x = x + parts[2] * layers.project(run, out, hidden, bias=True)
+        return _feed_gated(run, x, parts, dims.mlp_ratio)
+
+    def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+        """Apply a last modulated norm, project to pixels, and put the patches back in place."""
+        shift, scale = _split_signal(run, signal, 2)
+        pixels = dims.patch * dims.patch * 2 * dims.channels
+        return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
+
+    x, signal = program.section("embedding", embed)
+    (x,) = program.section("layers", layer, x, signal, repeat=-(-dims.layers // stages))
+    program.section("head", head, x, signal)
     return program
 
 
-def _embed_dit(dims: DitDims, run: PassSettings, tape: Tape) -> tuple[Tensor, Tensor]:
-    """Return patches with positions, and the sum of time and class as one signal."""
-    latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-    x = functional.convolve(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
-    tokens = (run.image // dims.patch) ** 2
-    x = x.view(run.batch, dims.hidden, tokens).transpose(1, 2)
-    x = x + tape.empty((1, tokens, dims.hidden), run.dtype)  # fixed sines, not learned
-    with tape.scope("time"):
-        waves = cat([tape.empty((run.batch, 128), run.dtype) for _ in range(2)], -1)
-        time = _embed_vector(run, waves, dims.hidden)
-    label = functional.embedding(tape.parameter(dims.classes + 1, dims.hidden, dtype=run.dtype), (run.batch,))
-    return x, time + label
-
-
-def _dit_layer(dims: DitDims, run: PassSettings, x: Tensor, signal: Tensor) -> Tensor:
-    """Attend, then feed forward, each shifted and scaled before and gated after by the signal."""
-    parts = _split_signal(run, signal, 6)
-    with x.tape.scope("attention"):
-        fused = layers.project(run, _modulate_rows(x, parts[0], parts[1]), 3 * dims.hidden, bias=True)
-        q, k, v = (layers.split_heads(p, dims.hidden // dims.heads) for p in fused.split(*[dims.hidden] * 3))
-        out = layers.attend(run, q, k, v, causal=False)
-        x = x + parts[2] * layers.project(run, out, dims.hidden, bias=True)
-    with x.tape.scope("mlp"):
-        width = int(dims.hidden * dims.mlp_ratio)
-        return x + parts[5] * layers.feed_forward(run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh")
-
-
-def _dit_head(dims: DitDims, run: PassSettings, x: Tensor, signal: Tensor) -> Tensor:
-    """Apply a last modulated norm, project to pixels, and put the patches back in place."""
-    shift, scale = _split_signal(run, signal, 2)
-    pixels = dims.patch * dims.patch * 2 * dims.channels
-    return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
+def _cut_patches(run: PassSettings, tape: Tape, channels: int, width: int, patch: int) -> Tensor:
+    """Turn latent pictures into rows of patches by a convolution."""
+    latent = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
+    x = functional.convolve(latent, width, patch, stride=patch, padding=0, bias=True)
+    return x.view(run.batch, width, (run.image // patch) ** 2).transpose(1, 2)
 
 
 def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
@@ -232,55 +231,60 @@ class JointDims:
 
 def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one denoising step: layers of two streams, then layers of one, or a last one that leaves the text."""
-    program = run.new_program()
-    x, text, *rest = program.section("embedding", lambda tape: _embed_joint(dims, run, tape))
+    program, hidden = run.new_program(), dims.hidden
 
-    def two_streams(tape: Tape, *given: Tensor) -> list[Tensor]:
-        return _two_streams(dims, run, *given)
+    def embed(tape: Tape) -> list[Tensor]:
+        """Return patches, text, the signal of time and summary, and the angles of positions where these rotate."""
+        tokens = (run.image // dims.patch) ** 2
+        if dims.axes:
+            x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
+            x = layers.project(run, x, hidden, bias=True)
+        else:
+            x = _cut_patches(run, tape, dims.channels, hidden, dims.patch)
+            x = (x + tape.empty((1, tokens, hidden), run.dtype).clone()).contiguous()
+        with tape.scope("time"):
+            signal = _embed_waves(run, tape, hidden)
+            for _ in range(dims.guidance):
+                signal = signal + _embed_waves(run, tape, hidden)
+            signal = signal + _embed_vector(run, tape.empty((run.batch, dims.pooled), run.dtype), hidden)
+        text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
+        text = layers.project(run, text, hidden, bias=True)
+        return [x, text, signal, *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ())]
 
-    def one_stream(tape: Tape, *given: Tensor) -> list[Tensor]:
-        return _one_stream(dims, run, *given)
+    def two_streams(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> list[Tensor]:
+        """Attend over text and picture together and feed each forward by itself."""
+        return [*_attend_two(dims, run, x, text, signal, angles)]
 
-    def last_layer(tape: Tape, *given: Tensor) -> list[Tensor]:
-        return _two_streams(dims, run, *given, last=True)
+    def last_layer(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> Tensor:
+        return _attend_two(dims, run, x, text, signal, angles, last=True)[0]
 
-    doubled = -(-(dims.layers - (not dims.single_layers)) // stages)
-    x, text = program.section("layers", two_streams, x, text, *rest, repeat=doubled)
-    if dims.single_layers:
-        single = -(-dims.single_layers // stages)
-        x, text = program.section("single layers", one_stream, x, text, *rest, repeat=single)
-    else:
-        (x,) = program.section("last layer", last_layer, x, text, *rest)
+    def one_stream(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> list[Tensor]:
+        """Attend and feed forward side by side over text and picture as one row of tokens."""
+        joined = cat([text, x], 1)
+        shift, scale, gate = _split_signal(run, signal, 3)
+        normed = _modulate_rows(joined, shift, scale)
+        wide = layers.project(run, normed, int(hidden * dims.mlp_ratio), bias=True)
+        wide = functional.activation("gelu_tanh", wide)
+        with tape.scope("attention"):
+            parts = [layers.project(run, normed, hidden, bias=True) for _ in range(3)]
+            out = _attend_joint(dims, run, [parts], angles)
+        out = joined + gate * layers.project(run, cat([out, wide], 2), hidden, bias=True)
+        return [out.slice(1, text.shape[1], out.shape[1]), out.slice(1, 0, text.shape[1])]
 
     def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
         scale, shift = _split_signal(run, signal, 2)
         out = layers.project(run, _modulate_rows(x, shift, scale), dims.patch**2 * dims.channels, bias=True)
         return out if dims.axes else out.clone()
 
+    x, text, *rest = program.section("embedding", embed)
+    doubled = -(-(dims.layers - (not dims.single_layers)) // stages)
+    x, text = program.section("layers", two_streams, x, text, *rest, repeat=doubled)
+    if dims.single_layers:
+        x, _ = program.section("single layers", one_stream, x, text, *rest, repeat=-(-dims.single_layers // stages))
+    else:
+        (x,) = program.section("last layer", last_layer, x, text, *rest)
     program.section("head", head, x, rest[0])
     return program
-
-
-def _embed_joint(dims: JointDims, run: PassSettings, tape: Tape) -> list[Tensor]:
-    """Return patches, text, the signal of time and summary, and the angles of positions where these rotate."""
-    tokens = (run.image // dims.patch) ** 2
-    if dims.axes:
-        x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
-        x = layers.project(run, x, dims.hidden, bias=True)
-    else:
-        latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.convolve(latent, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
-        x = x.view(run.batch, dims.hidden, tokens).transpose(1, 2)
-        x = (x + tape.empty((1, tokens, dims.hidden), run.dtype).clone()).contiguous()
-    with tape.scope("time"):
-        signal = _embed_waves(run, tape, dims.hidden)
-        for _ in range(dims.guidance):
-            signal = signal + _embed_waves(run, tape, dims.hidden)
-        pooled = tape.empty((run.batch, dims.pooled), run.dtype)
-        signal = signal + _embed_vector(run, pooled, dims.hidden)
-    text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
-    text = layers.project(run, text, dims.hidden, bias=True)
-    return [x, text, signal, *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ())]
 
 
 def _embed_waves(run: PassSettings, tape: Tape, width: int, waves: int = 256) -> Tensor:
@@ -308,10 +312,11 @@ def _rotate_axes(dims: JointDims, tape: Tape, tokens: int) -> tuple[Tensor, Tens
         return cos, sin
 
 
-def _two_streams(
-    dims: JointDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor, last: bool = False
-) -> list[Tensor]:
-    """Attend over text and picture together and feed each forward by itself; ``last``: the text is only read."""
+def _attend_two(
+    dims: JointDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor, angles: Sequence[Tensor],
+    last: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """Attend over picture and text, each with weights of its own, and return both; ``last``: the picture alone."""
     own, other = _split_signal(run, signal, 6), _split_signal(run, signal, 2 if last else 6)
     normed = [_modulate_rows(x, own[0], own[1]), _modulate_rows(text, other[0], other[1])]
     with x.tape.scope("attention"):
@@ -323,32 +328,15 @@ def _two_streams(
         seen, heard = [part.contiguous() for part in reversed(parts)] if dims.axes else parts
         attended = layers.project(run, seen, dims.hidden, bias=True)
         told = None if last else layers.project(run, heard, dims.hidden, bias=True)
-    x = _feed_stream(dims, run, x, attended, own)
-    return [x] if told is None else [x, _feed_stream(dims, run, text, told, other)]
+    x = _feed_gated(run, x + own[2] * attended, own, dims.mlp_ratio)
+    return [x] if told is None else [x, _feed_gated(run, text + other[2] * told, other, dims.mlp_ratio)]
 
 
-def _feed_stream(dims: JointDims, run: PassSettings, x: Tensor, attended: Tensor, parts: list[Tensor]) -> Tensor:
-    """Add what was attended to, gated, and a modulated feed-forward layer, gated again."""
-    x = x + parts[2] * attended
+def _feed_gated(run: PassSettings, x: Tensor, parts: list[Tensor], mlp_ratio: float) -> Tensor:
+    """Add a feed-forward layer, modulated before and gated after."""
     with x.tape.scope("mlp"):
-        width = int(dims.hidden * dims.mlp_ratio)
+        width = int(x.shape[-1] * mlp_ratio)
         return x + parts[5] * layers.feed_forward(run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh")
-
-
-def _one_stream(
-    dims: JointDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor
-) -> list[Tensor]:
-    """Attend and feed forward side by side over text and picture as one row of tokens."""
-    joined = cat([text, x], 1)
-    shift, scale, gate = _split_signal(run, signal, 3)
-    normed = _modulate_rows(joined, shift, scale)
-    wide = layers.project(run, normed, int(dims.hidden * dims.mlp_ratio), bias=True)
-    wide = functional.activation("gelu_tanh", wide)
-    with x.tape.scope("attention"):
-        parts = [layers.project(run, normed, dims.hidden, bias=True) for _ in range(3)]
-        out = _attend_joint(dims, run, [parts], angles)
-    out = joined + gate * layers.project(run, cat([out, wide], 2), dims.hidden, bias=True)
-    return [out.slice(1, text.shape[1], out.shape[1]), out.slice(1, 0, text.shape[1])]
 
 
 def _attend_joint(

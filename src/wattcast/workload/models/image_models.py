@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
@@ -36,28 +37,20 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, stages: int = 1) -> Progra
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
         return functional.max_pool(_conv_norm(picture, dims.stem, 7, "relu", stride=2), 3, 2, 1)
 
-    (x,) = program.section("stem", stem)
-    for number, (count, width) in enumerate(zip(dims.blocks, dims.widths, strict=True)):
-        first = _build_bottleneck(dims, width, stride=1 if number == 0 else 2, projected=True)
-        (x,) = program.section(f"stage{number}.first", first, x)
-        (x,) = program.section(f"stage{number}", _build_bottleneck(dims, width), x, repeat=count - 1)
-    program.section("head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x)
-    return program
-
-
-def _build_bottleneck(
-    dims: ResnetDims, width: int, stride: int = 1, projected: bool = False
-) -> Callable[[Tape, Tensor], Tensor]:
-    """Return a block: 1x1 down, 3x3, 1x1 up, added to the input (projected where the shape changes)."""
-    inner = width // dims.reduction
-
-    def block(tape: Tape, x: Tensor) -> Tensor:
+    def block(tape: Tape, x: Tensor, width: int, stride: int = 1, projected: bool = False) -> Tensor:
+        """Convolve 1x1 down, 3x3, 1x1 up, and add the input (projected where the shape changes)."""
         shortcut = _conv_norm(x, width, 1, stride=stride) if projected else x
-        y = _conv_norm(x, inner, 1, "relu")
-        y = _conv_norm(y, inner, 3, "relu", stride=stride)
+        y = _conv_norm(x, width // dims.reduction, 1, "relu")
+        y = _conv_norm(y, width // dims.reduction, 3, "relu", stride=stride)
         return functional.activation("relu", _conv_norm(y, width, 1) + shortcut)
 
-    return block
+    (x,) = program.section("stem", stem)
+    for number, (count, width) in enumerate(zip(dims.blocks, dims.widths, strict=True)):
+        first = partial(block, width=width, stride=2 if number else 1, projected=True)
+        (x,) = program.section(f"stage{number}.first", first, x)
+        (x,) = program.section(f"stage{number}", partial(block, width=width), x, repeat=count - 1)
+    program.section("head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x)
+    return program
 
 
 def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1) -> Tensor:
@@ -87,18 +80,25 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Pr
         x = functional.convolve(picture, dims.widths[0], dims.patch, stride=dims.patch, padding=0, bias=True)
         return _norm_channels(run, x)
 
-    def halve(width: int) -> Callable[[Tape, Tensor], Tensor]:
-        return lambda tape, x: functional.convolve(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
+    def halve(tape: Tape, x: Tensor, width: int) -> Tensor:
+        return functional.convolve(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
 
-    (x,) = program.section("stem", stem)
-    for number, (depth, width) in enumerate(zip(dims.depths, dims.widths, strict=True)):
-        if number:
-            (x,) = program.section(f"stage{number}.first", halve(width), x)
-        (x,) = program.section(f"stage{number}", lambda tape, x: _convnext_block(run, x), x, repeat=depth)
+    def block(tape: Tape, x: Tensor) -> Tensor:
+        """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors, and add."""
+        width = x.shape[1]
+        y = functional.convolve(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
+        y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
+        y = y * tape.parameter(width, dtype=run.dtype)
+        return x + y.permute(0, 3, 1, 2)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.classify(run, layers.layer_norm(run, functional.mean_pool(x)), dims.classes)
 
+    (x,) = program.section("stem", stem)
+    for number, (depth, width) in enumerate(zip(dims.depths, dims.widths, strict=True)):
+        if number:
+            (x,) = program.section(f"stage{number}.first", partial(halve, width=width), x)
+        (x,) = program.section(f"stage{number}", block, x, repeat=depth)
     program.section("head", head, x)
     return program
 
@@ -106,15 +106,6 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Pr
 def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
     """Norm every pixel over its channels, which come last for it and first again after it."""
     return layers.layer_norm(run, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def _convnext_block(run: PassSettings, x: Tensor) -> Tensor:
-    """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors, and add."""
-    width = x.shape[1]
-    y = functional.convolve(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
-    y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
-    y = y * x.tape.parameter(width, dtype=run.dtype)
-    return x + y.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -352,29 +343,31 @@ def trace_swin(dims: SwinDims, run: PassSettings, stages: int = 1) -> Program:
 def _swin_layer(
     dims: SwinDims, run: PassSettings, heads: int, side: int, shifted: bool
 ) -> Callable[[Tape, Tensor], Tensor]:
-    """Return a layer: x + attention inside windows, with a bias for each distance, then x + feed_forward(norm(x))."""
+    """Return a layer: x + attention inside windows, with a bias for each distance, then feed_forward(norm(x)) + x."""
     window = min(dims.window, side)
 
     def shift(x: Tensor) -> Tensor:
         return unary("copy", x, lambda g: pointwise("copy", g)) if shifted else x
 
+    def attention(x: Tensor) -> Tensor:
+        shape, tape = x.shape, x.tape
+        y = x.view(run.batch, side, side, shape[-1])
+        y = _cut_windows(shift(_pad_picture(y, window)), window).view(-1, window**2, shape[-1])
+        table = tape.parameter((2 * window - 1) ** 2, heads, dtype=run.dtype)
+        bias = functional.pick_rows(table, window**4).view(window**2, window**2, heads).permute(2, 0, 1)
+        bias = bias.contiguous().unsqueeze(0)
+        if shifted:
+            bias = bias + _separate_regions(run, tape, -(-side // window) * window, window)
+        y = layers.self_attention(run, y, heads, bias=bias, wide_softmax=True)
+        y = shift(_join_windows(y, run.batch, window))
+        return (y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()).view(*shape)
+
+    def mlp(x: Tensor) -> Tensor:
+        return layers.feed_forward(run, x, int(dims.mlp_ratio * x.shape[-1]), dims.activation)
+
     def layer(tape: Tape, x: Tensor) -> Tensor:
-        width, batch = x.shape[-1], run.batch
-        with tape.scope("attention"):
-            y = layers.layer_norm(run, x).view(batch, side, side, width)
-            y = _cut_windows(shift(_pad_picture(y, window)), window).view(-1, window**2, width)
-            table = tape.parameter((2 * window - 1) ** 2, heads, dtype=run.dtype)
-            bias = functional.pick_rows(table, window**4).view(window**2, window**2, heads).permute(2, 0, 1)
-            bias = bias.contiguous().unsqueeze(0)
-            if shifted:
-                bias = bias + _separate_regions(run, tape, -(-side // window) * window, window)
-            y = layers.self_attention(run, y, heads, bias=bias, wide_softmax=True)
-            y = shift(_join_windows(y, batch, window))
-            y = (y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()).view(*x.shape)
-            x = x + y
-        with tape.scope("mlp"):
-            inner = int(dims.mlp_ratio * width)
-            return layers.feed_forward(run, layers.layer_norm(run, x), inner, dims.activation) + x
+        x = layers.add_parts(run, x, attention=attention)
+        return layers.add_parts(run, x, input_first=False, mlp=mlp)
 
     return layer
 
@@ -454,6 +447,21 @@ def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
         x = _norm_channels(run, functional.convolve(x.permute(0, 3, 1, 2), dims.out, 1))
         return _norm_channels(run, functional.convolve(x, dims.out, 3))
 
+    def layer(tape: Tape, x: Tensor, window: int) -> Tensor:
+        """Attend inside windows (0: everywhere), then feed forward."""
+        side = x.shape[1]
+
+        def attention(y: Tensor) -> Tensor:
+            y = _sam_attention(dims, run, _cut_windows(_pad_picture(y, window), window) if window else y)
+            if not window:
+                return y
+            return _join_windows(y, run.batch, window).slice(1, 0, side).slice(2, 0, side).contiguous()
+
+        def mlp(y: Tensor) -> Tensor:
+            return layers.feed_forward(run, y, dims.intermediate, "gelu")
+
+        return layers.add_parts(run, x, attention=attention, mlp=mlp)
+
     (places,) = program.section("positions", lambda tape: _embed_grid(run, tape, side, dims.out))
     (x,) = program.section("embedding", embed)
     for label, window, repeat in (
@@ -461,28 +469,10 @@ def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
         ("layers", 0, dims.full_layers),
     ):
         if repeat:
-            body = _sam_layer(dims, run, window)
-            (x,) = program.section(label, body, x, repeat=-(-repeat // stages))
+            (x,) = program.section(label, partial(layer, window=window), x, repeat=-(-repeat // stages))
     (x,) = program.section("neck", neck, x)
     program.section("masks", lambda tape, *given: _decode_masks(dims, run, *given), x, places)
     return program
-
-
-def _sam_layer(dims: SamDims, run: PassSettings, window: int) -> Callable[[Tape, Tensor], Tensor]:
-    """Return a layer: x + attention(norm(x)) inside windows (0: everywhere), then x + feed_forward(norm(x))."""
-
-    def layer(tape: Tape, x: Tensor) -> Tensor:
-        side = x.shape[1]
-        with tape.scope("attention"):
-            y = layers.layer_norm(run, x)
-            y = _sam_attention(dims, run, _cut_windows(_pad_picture(y, window), window) if window else y)
-            if window:
-                y = _join_windows(y, run.batch, window).slice(1, 0, side).slice(2, 0, side).contiguous()
-            x = x + y
-        with tape.scope("mlp"):
-            return x + layers.feed_forward(run, layers.layer_norm(run, x), dims.intermediate, "gelu")
-
-    return layer
 
 
 def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:

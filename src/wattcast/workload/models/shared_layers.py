@@ -10,21 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from wattcast.core.units import Dtype
+from wattcast.workload import engine_operators as engine
 from wattcast.workload import tensor_functions as functional
-from wattcast.workload.engine_operators import (
-    GRAPH_SPLITS,
-    GRAPH_TOKENS,
-    BlockProduct,
-    CacheWrite,
-    CompiledRows,
-    EngineRotary,
-    NarrowProduct,
-    PagedAttention,
-    Quantize,
-    Sampling,
-    ScaledProduct,
-    WeightOnlyProduct,
-)
 from wattcast.workload.model_options import OutputHead, WeightRecipe
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, Linear, RmsNorm
@@ -421,7 +408,7 @@ def language_head(
             logits = logits * 1.0
         if run.served and run.head is OutputHead.LAST:
             rows = logits.numel // logits.shape[-1]
-            x.tape.emit(Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype), (logits,), (logits,))
+            x.tape.emit(engine.Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype), (logits,), (logits,))
         if not run.training:
             return logits
         with x.tape.scope("loss"):
@@ -472,9 +459,9 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
     if bias:
         tape.parameter(features, dtype=run.dtype)
     out = tape.empty((*x.shape[:-1], features), run.dtype)
-    op: NarrowProduct
+    op: engine.NarrowProduct
     if recipe.activations is None:
-        op = WeightOnlyProduct(
+        op = engine.WeightOnlyProduct(
             *(m, features, k, recipe.weights, recipe.group, recipe.zero_points),
             kernel=recipe.kernel,
             dtype=run.dtype,
@@ -482,12 +469,14 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
     else:
         if x.dtype is run.dtype:
             narrow = tape.empty(x.shape, recipe.activations)
-            tape.emit(Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), (narrow,))
+            tape.emit(engine.Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), (narrow,))
             x = narrow
         if recipe.mode == "token":
-            op = ScaledProduct(m, features, k, recipe.mode, kernel=recipe.kernel, dtype=recipe.activations)
+            op = engine.ScaledProduct(m, features, k, recipe.mode, kernel=recipe.kernel, dtype=recipe.activations)
         else:
-            op = BlockProduct(m, features, k, "block", recipe.bit, kernel=recipe.kernel, dtype=recipe.activations)
+            op = engine.BlockProduct(
+                m, features, k, "block", recipe.bit, kernel=recipe.kernel, dtype=recipe.activations
+            )
     tape.emit(op, (x, weight), (out,))
     return out
 
@@ -501,7 +490,7 @@ def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) 
     """Emit a norm or gate over the last dimension as torch.compile writes it; ``quantized`` results are in fp8."""
     out = x.tape.empty((*x.shape[:-1], dim), Dtype.FP8 if quantized else x.dtype)
     name = f"{function}_quant" if quantized else function
-    x.tape.emit(CompiledRows(out.numel // dim, dim, name, dtype=x.dtype), (x,), (out,))
+    x.tape.emit(engine.CompiledRows(out.numel // dim, dim, name, dtype=x.dtype), (x,), (out,))
     return out
 
 
@@ -539,7 +528,7 @@ def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_d
     tokens, width = run.batch * run.length, q.shape[-1] if len(q.shape) == 4 else head_dim
     heads, kv_heads = q.numel // tokens // width, k.numel // tokens // width
     if run.served:
-        op: Operator = EngineRotary(tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype)
+        op: Operator = engine.EngineRotary(tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype)
     else:
         n = tokens * (heads + kv_heads) * head_dim
         op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte)
@@ -552,7 +541,7 @@ def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int)
         tape, dtype, tokens = parts[0].tape, parts[0].dtype, run.batch * run.length
         if run.served:
             half = elements // 2
-            op: Operator = CacheWrite(tokens, half, 1, 1, half, run.cache_dtype, dtype=dtype)
+            op: Operator = engine.CacheWrite(tokens, half, 1, 1, half, run.cache_dtype, dtype=dtype)
         else:
             op = Elementwise("copy", tokens * elements, dtype=dtype, layout=Layout.STRIDED)
         tape.emit(op, parts, ())
@@ -578,14 +567,14 @@ def paged_attention(
         seen = -(-seen // run.cp)
     if run.served:
         if run.cache_dtype is Dtype.FP8:
-            tape.emit(Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,))
+            tape.emit(engine.Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,))
         last = seen + (0 if causal else (length - 1) // 2)  # keys of the last token
-        splits = GRAPH_SPLITS if batch * length <= GRAPH_TOKENS else 0
+        splits = engine.GRAPH_SPLITS if batch * length <= engine.GRAPH_TOKENS else 0
         groups = ((batch, length, last),)
         if chunk and length > chunk and not run.past:  # each chunk is a sequence of its own
             whole, rest = divmod(length, chunk)
             groups = ((batch * whole, chunk, chunk), *(((batch, rest, rest),) if rest else ()))
-        op: Operator = PagedAttention(
+        op: Operator = engine.PagedAttention(
             *(heads, k.shape[2], dim, groups, run.cache_dtype, window),
             splits=splits,
             bound=last,

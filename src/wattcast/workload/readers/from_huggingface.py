@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -151,6 +151,19 @@ def _read_compressed_tensors(found: Mapping[str, Any]) -> str | None:
     return (known | {("float", 4, True): "nvfp4"}).get(kind)  # type: ignore[arg-type]
 
 
+class _LayerRule(msgspec.Struct, forbid_unknown_fields=True):
+    """Which layers differ from the others, and in what."""
+
+    words: dict[str, dict[str, bool]] = {}  # a field with a word for each layer, and whether a word marks it
+    flags: tuple[str, bool] = ("", True)  # a field with a number for each layer, and whether 1 or 0 marks it
+    places: str = ""  # a field that lists the layers marked
+    first: str = ""  # so many first ones
+    each: Any = 1  # each so-manieth; or [period, offset]
+    last: bool = False  # and the last
+    only_if: str = ""  # a size that must be there for the rule to hold
+    set: dict[str, Any] = {}  # fields of a layer: [where marked, elsewhere], or everywhere
+
+
 class _Rule(msgspec.Struct, forbid_unknown_fields=True):
     """What ``huggingface.yaml`` says of a ``model_type``."""
 
@@ -160,7 +173,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
     refuse: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     read: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {}
+    groups: list[_LayerRule] = []
     more: str = ""
 
 
@@ -204,8 +217,8 @@ def _read_dims(f: _Fields, rule: _Rule) -> dict[str, Any]:
             dims[name] = {key: f.read(value, inner[key]) for key, value in spec.items()}
         elif name not in dims:
             dims[name] = f.read(spec, kinds[name])
-    for name, arguments in rule.groups.items():
-        dims["groups"] = GROUPS[name](f, dims["layers"], **arguments)
+    if rule.groups:
+        dims["groups"] = _group_layers(f, dims["layers"], rule.groups)
     if rule.architecture in ("vit", "clip"):  # the convolution leaves out what does not fill a patch
         dims["image"] -= dims["image"] % dims["patch"]
     return dims
@@ -232,9 +245,16 @@ class _Fields:
         return value
 
     def read(self, spec: Any, kind: Any = int) -> Any:
-        """Return what a word of ``huggingface.yaml`` says: a field, a product of fields, or a value as it stands."""
+        """Return what a word of ``huggingface.yaml`` says: a field, a product of fields, or a value as it stands.
+
+        ``a=b==c``: whether a word, by default b, is c.
+        """
         if not isinstance(spec, str):
             return spec
+        if "==" in spec:
+            left, _, word = spec.partition("==")
+            name, _, default = left.partition("=")
+            return self.text(name, default) == word
         *names, last = spec.split(" or ")
         for name in names:
             if self.find(name) is not None:
@@ -287,13 +307,6 @@ class _Fields:
         found: list[Any] = self.check(name, value, isinstance(value, list), "a list")
         return found
 
-    def words(self, name: str, count: int, default: list[str]) -> list[str]:
-        """Return one word a layer."""
-        value = self.get(name, default)
-        valid = isinstance(value, list) and len(value) == count and all(isinstance(word, str) for word in value)
-        found: list[str] = self.check(name, value, valid, f"a list of {count} words")
-        return found
-
     def assume(self, defaults: Mapping[str, Any]) -> _Fields:
         """Return the fields with what transformers assumes where the file says nothing."""
         given = {name: value for name, value in self.config.items() if value is not None}
@@ -314,98 +327,51 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 0 < value < SIZE_LIMIT
 
 
-def _group_layers(kinds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups of equal layers in the order in which they first appear."""
+def _mark_layers(f: _Fields, layers: int, rule: _LayerRule) -> list[bool]:
+    """Tell of each layer whether a rule marks it: as a list in the file says, else by its place."""
+    for field, marks in rule.words.items():
+        if (words := f.config.get(field)) is not None:
+            valid = isinstance(words, list) and len(words) == layers and all(str(word) in marks for word in words)
+            f.check(field, words, valid, f"a list of {layers} words, each {' or '.join(marks)}")
+            return [marks[word] for word in words]
+    if (flags := f.get(rule.flags[0], None)) is not None and flags != []:
+        f.check(rule.flags[0], flags, isinstance(flags, list) and len(flags) == layers, f"a list of {layers}")
+        return [bool(flag) is rule.flags[1] for flag in flags]
+    if (places := f.get(rule.places, None)) is not None and places != []:
+        f.check(rule.places, places, isinstance(places, list), "a list of layers")
+        return [layer in places for layer in range(layers)]
+    if rule.first:
+        return [layer < f.read(rule.first, float) for layer in range(layers)]
+    every, *offset = rule.each if isinstance(rule.each, list) else [rule.each]
+    step = f.read(every)
+    place = int(f.read(offset[0], float)) if offset else step - 1
+    by_step = [step > 0 and layer % step == place for layer in range(layers)]
+    return [*by_step[:-1], by_step[-1] or rule.last]
+
+
+def _group_layers(f: _Fields, layers: int, rules: Sequence[_LayerRule]) -> list[dict[str, Any]]:
+    """Return groups of equal layers in the order in which they first appear; none where all are usual."""
+    kinds: list[dict[str, Any]] = [{} for _ in range(layers)]
+    for rule in rules:
+        if rule.only_if and not f.read(rule.only_if):
+            continue
+        marks = _mark_layers(f, layers, rule)
+        for name, value in rule.set.items():
+            pair, kind = value if isinstance(value, list) else [value, value], type(_USUAL_LAYER[name])
+            yes, no = (one if kind is str else kind(f.read(one)) for one in pair)
+            for layer, marked in zip(kinds, marks, strict=True):
+                layer[name] = yes if marked else no
+    return _count_alike(kinds)
+
+
+def _count_alike(kinds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     counts = Counter(tuple(sorted(kind.items())) for kind in kinds)
+    if len(counts) == 1 and all(value == _USUAL_LAYER[name] for name, value in kinds[0].items()):
+        return []
     return [{"layers": count, **dict(kind)} for kind, count in counts.items()]
 
 
-def _group_windows(f: _Fields, layers: int, every: Any, plain_full: bool = False) -> list[dict[str, Any]]:
-    """Return groups of which each ``every``-th layer sees everything and the others have a sliding window.
-
-    ``layer_types`` may say otherwise. ``plain_full``: layers that see everything have no rotary embedding.
-    """
-    step = f.read(every)
-    words = ["sliding_attention" if (layer + 1) % step else "full_attention" for layer in range(layers)]
-    window, kinds = f.read("sliding_window?"), []
-    for word in f.words("layer_types", layers, words):
-        f.check("layer_types", word, word in ("sliding_attention", "full_attention"), "sliding or full attention")
-        sliding = word == "sliding_attention" and window > 0
-        kinds.append({"window": window if sliding else 0, "rotary": sliding or not plain_full})
-    return _group_layers(kinds)
-
-
-def _group_exaone(f: _Fields, layers: int) -> list[dict[str, Any]]:
-    if not f.read("sliding_window?"):
-        return _group_windows(f, layers, 1)
-    pattern = f.get("sliding_window_pattern", "")
-    f.check("sliding_window_pattern", pattern, pattern in ("", "LLLG", 4), "LLLG or 4 (all the template knows)")
-    words = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(layers - 1)]
-    return _group_windows(f.assume({"layer_types": [*words, "full_attention"]}), layers, 4, plain_full=True)
-
-
-def _read_rotary_layers(f: _Fields, layers: int, default: list[int]) -> list[int]:
-    """Return 1 for each layer with a rotary embedding and 0 for the others."""
-    found: list[int] = f.get("no_rope_layers", None) or default
-    f.check("no_rope_layers", found, isinstance(found, list) and len(found) == layers, f"a list of {layers}")
-    return found
-
-
-def _group_rotary(f: _Fields, layers: int, every: Any = 0) -> list[dict[str, Any]]:
-    step = f.read(every)
-    turned = _read_rotary_layers(f, layers, [int(not step or (layer + 1) % step > 0) for layer in range(layers)])
-    groups = _group_layers([{"rotary": bool(one)} for one in turned])
-    return groups if len(groups) > 1 else []
-
-
-def _group_chunks(f: _Fields, layers: int) -> list[dict[str, Any]]:
-    step, chunk = f.read("interleave_moe_layer_step=1"), f.read("attention_chunk_size=8192")
-    turned = _read_rotary_layers(f, layers, [int((layer + 1) % 4 > 0) for layer in range(layers)])
-    mixed = f.get("moe_layers", None) or list(range(step - 1, layers, step))
-    f.check("moe_layers", mixed, isinstance(mixed, list), "a list of layers")
-    return _group_layers(
-        [
-            {"chunk": chunk if turned[layer] else 0, "rotary": bool(turned[layer]),
-             "feed_forward": "same" if layer in mixed else "dense"}
-            for layer in range(layers)
-        ]
-    )  # fmt: skip
-
-
-def _group_scans(f: _Fields, layers: int, scan: str, every: str = "") -> list[dict[str, Any]]:
-    """Return groups of attention and scanning layers: attention each ``every``-th, or each other from the first."""
-    step = f.read(every) if every else 2
-    full = [(layer + 1) % step == 0 if every else layer % step == 0 for layer in range(layers)]
-    if isinstance(f.config.get("attn_type_list"), list):  # of MiniMax; 0: linear, 1: softmax
-        full = [bool(kind) for kind in f.config["attn_type_list"]]
-    words = f.words("layer_types", layers, ["full_attention" if one else "linear_attention" for one in full])
-    return _group_layers([{"mixer": "attention" if word == "full_attention" else scan} for word in words])
-
-
-def _group_hybrid(f: _Fields, layers: int, positions: str = "") -> list[dict[str, Any]]:
-    places = f.get("attn_layer_indices", [])
-    words = f.words("layer_types", layers, ["attention" if layer in places else "mamba" for layer in range(layers)])
-    rotary = f.text("position_embedding_type", positions) == "rope"
-    attends = ["attention" in word and "linear" not in word for word in words]
-    return _group_layers([{"mixer": "attention" if one else "mamba2", "rotary": rotary} for one in attends])
-
-
-def _group_dense_first(f: _Fields, layers: int, count: str) -> list[dict[str, Any]]:
-    dense = int(f.read(count, float))
-    kinds = [{"feed_forward": "dense" if layer < dense else "same"} for layer in range(layers)]
-    return _group_layers(kinds) if 0 < dense < layers else []
-
-
-GROUPS: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    "windows": _group_windows,
-    "exaone": _group_exaone,
-    "rotary": _group_rotary,
-    "chunks": _group_chunks,
-    "scans": _group_scans,
-    "hybrid": _group_hybrid,
-    "dense_first": _group_dense_first,
-    "all_alike": lambda f, layers, **kind: [{"layers": layers, **kind}],
-}
+_USUAL_LAYER: dict[str, Any] = {"mixer": "attention", "feed_forward": "same", "window": 0, "chunk": 0, "rotary": True}
 
 
 def _read_gemma(f: _Fields) -> dict[str, Any]:
@@ -437,44 +403,21 @@ def _read_nemotron_pattern(f: _Fields) -> dict[str, Any]:
     known = isinstance(words, list) and len(words) > 0 and all(word in kinds for word in words)
     wanted = "letters M, * and - (experts without a gate, E, are not known), one a layer"
     f.check("hybrid_override_pattern", pattern or words, known, wanted)
-    return {"layers": len(words), "groups": _group_layers([kinds[word] for word in words])}
+    return {"layers": len(words), "groups": _count_alike([kinds[word] for word in words])}
 
 
 def _read_jamba(f: _Fields) -> dict[str, Any]:
-    """Return layers of which one in a period attends and one in another is a mixture of experts."""
-    experts, layers = f.read("num_experts=16"), f.read("num_hidden_layers")
-    attends, mixes = (
-        (f.read(f"{name}_layer_period={period}"), f.read(f"{name}_layer_offset={offset}", float))
-        for name, period, offset in (("attn", 8, 4), ("expert", 2, 1))
-    )
-    kinds = [
-        {
-            "mixer": "attention" if layer % attends[0] == attends[1] else "mamba",
-            "feed_forward": "same" if experts > 1 and layer % mixes[0] == mixes[1] else "dense",
-        }
-        for layer in range(layers)
-    ]
-    mixture = {"experts": experts, "experts_chosen": f.read("num_experts_per_tok=2")} if experts > 1 else {}
-    return {"groups": _group_layers(kinds), **mixture, "expert_intermediate": f.read("intermediate_size")}
+    experts = f.read("num_experts=16")
+    return {"experts": experts, "experts_chosen": f.read("num_experts_per_tok=2")} if experts > 1 else {}
 
 
 def _read_lfm2(f: _Fields) -> dict[str, Any]:
-    """Return layers that attend or convolve, and the width that is left of the one given (two thirds, rounded up)."""
-    width, layers = f.read("block_ff_dim|intermediate_size"), f.read("num_hidden_layers")
-    experts, dense = f.read("num_experts?"), int(f.read("num_dense_layers=2", float))
-    if not experts and f.read("block_auto_adjust_ff_dim=true", bool):
+    """Return the width that is left of the one given: two thirds, rounded up."""
+    width = f.read("block_ff_dim|intermediate_size")
+    if not f.read("num_experts?") and f.read("block_auto_adjust_ff_dim=true", bool):
         rounding = f.read("block_multiple_of=256")
         width = -(-int(f.read("block_ffn_dim_multiplier=1.0", float) * int(2 * width / 3)) // rounding) * rounding
-    places = f.get("full_attn_idxs", range(layers))
-    usual = ["full_attention" if layer in places else "conv" for layer in range(layers)]
-    kinds = [
-        {
-            "mixer": "conv" if word == "conv" else "attention",
-            "feed_forward": "dense" if layer < dense and experts else "same",
-        }
-        for layer, word in enumerate(f.words("layer_types", layers, usual))
-    ]
-    return {"intermediate": width, "groups": _group_layers(kinds)}
+    return {"intermediate": width}
 
 
 def _read_falcon(f: _Fields) -> dict[str, Any]:
@@ -516,11 +459,11 @@ def _read_vit_classes(f: _Fields) -> dict[str, Any]:
 
 def _count_full_layers(f: _Fields) -> dict[str, Any]:
     """Count the layers without a window: those that are named so, or every third, the first among them."""
-    layers, every = f.read("num_hidden_layers"), f.read("global_attn_every_n_layers=3")
-    usual = ["sliding_attention" if place % every else "full_attention" for place in range(layers)]
-    kinds = f.words("layer_types", layers, usual)
-    f.check("layer_types", kinds[:1], kinds[:1] == ["full_attention"], "full_attention in the first layer")
-    return {"full_layers": kinds.count("full_attention")}
+    words = {"layer_types": {"full_attention": True, "sliding_attention": False}}
+    rule = _LayerRule(words=words, each=["global_attn_every_n_layers=3", 0])
+    full = _mark_layers(f, f.read("num_hidden_layers"), rule)
+    f.check("layer_types", f.get("layer_types", [])[:1], full[0], "full_attention in the first layer")
+    return {"full_layers": sum(full)}
 
 
 FURTHER: dict[str, Callable[[_Fields], dict[str, Any]]] = {
