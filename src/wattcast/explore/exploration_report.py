@@ -7,6 +7,7 @@ matplotlib Figure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rich.markup import escape
 
 from wattcast import __version__
 from wattcast.core.errors import BadInput, bad_value, unknown_name
-from wattcast.core.strict_files import FitStatus
+from wattcast.core.strict_files import FitStatus, read_shipped_table
 from wattcast.core.units import show
 from wattcast.explore.explorations import (
     OBJECTIVE_COLUMNS,
@@ -228,24 +229,6 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
     print_notes(console, found.notes)
 
 
-_LABEL = {
-    "latency_s": ("Latency (ms)", 1e3),
-    "busy_s": ("Time in kernels (ms)", 1e3),
-    "power_w": ("Power (W)", 1.0),
-    "energy_j": ("Energy (J)", 1.0),
-    "clock_hz": ("Clock (MHz)", 1e-6),
-    "asked_clock_hz": ("Asked clock (MHz)", 1e-6),
-    "effective_clock_hz": ("Effective clock (MHz)", 1e-6),
-    "asked_power_limit_w": ("Power limit (W)", 1.0),
-    "memory.byte_per_s": ("Memory bandwidth (TB/s)", 1e-12),
-    "l2.capacity_byte": ("L2 capacity (MB)", 1e-6),
-    "memory.capacity_byte": ("Memory capacity (GB)", 1e-9),
-    "sm_count": ("SMs", 1.0),
-    "voltage_scale": ("Relative voltage", 1.0),
-    "tensor_scale": ("Relative tensor rate", 1.0),
-}
-
-
 def print_plan(console: Console, result: PlanResult) -> None:
     """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
     best, demand = result.best.make_row(), result.demand
@@ -369,13 +352,18 @@ def draw_gpus(workload: WorkloadSource, found: Sequence[Alternative], options: M
     return draw_curves(tables, "latency_s", ("power_w", "energy_j"), caption)
 
 
+@cache
+def _read_labels() -> dict[str, dict[str, str]]:
+    return {row["column"]: row for row in read_shipped_table("wattcast.explore", "axis_labels.csv")}
+
+
 def axis_label(column: str) -> str:
     """Return what an axis says: the quantity and its unit."""
-    return _LABEL.get(column, (column, 1.0))[0]
+    return _read_labels().get(column, {"label": column})["label"]
 
 
 def _scale_column(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.asarray(values) * _LABEL.get(column, (column, 1.0))[1]
+    return np.asarray(values) * float(_read_labels().get(column, {"scale": "1"})["scale"])
 
 
 def _label_sweep(figure: Figure, done: SweepResult, x: str, y: str) -> Figure:

@@ -29,7 +29,7 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Array, pareto_front
-from wattcast.core.errors import BadInput, MissingTool, WattcastError, bad_value, unknown_name
+from wattcast.core.errors import BadInput, MissingTool, WattcastError, bad_value, check_names
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.explore.explorations import build_study, describe_point_risk
 from wattcast.explore.study import Study, evaluate_points
@@ -52,7 +52,7 @@ from wattcast.serving.capacity_plan import (
     serve_rate,
     tabulate_option,
 )
-from wattcast.serving.serving_result import parse_latency_bounds
+from wattcast.serving.serving_result import parse_both_bounds
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.model_options import ModelOptions
 
@@ -165,22 +165,12 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
         rate = units.parse(item.rate, "/s", f"{path.name}: workloads[{index}].rate")
         if rate <= 0:
             raise bad_value(f"{path.name}: workloads[{index}].rate", "above zero", item.rate)
-        where, known = f"{path.name}: workloads[{index}]", [field.name for field in fields(ModelOptions)]
-        for name in item.options:
-            if name not in known:
-                raise unknown_name(f"option in {where}.options", name, known, f"Known: {', '.join(known)}.")
+        where = f"{path.name}: workloads[{index}]"
+        check_names(f"option in {where}.options", item.options, [field.name for field in fields(ModelOptions)])
         latency_s = np.inf if item.latency is None else units.parse_amount(item.latency, "s", f"{where}.latency")
-        demands.append(
-            WorkloadDemand(
-                item.name or f"{index + 1}: {item.workload}",
-                item.workload,
-                rate,
-                item.options,
-                latency_s,
-                _read_served(item, where, units.parse_amount(file.headroom, "", f"{path.name}: headroom")),
-                item.tp,
-            )
-        )
+        served = _read_served(item, where, units.parse_amount(file.headroom, "", f"{path.name}: headroom"))
+        name = item.name or f"{index + 1}: {item.workload}"
+        demands.append(WorkloadDemand(name, item.workload, rate, item.options, latency_s, served, item.tp))
     if len({demand.name for demand in demands}) < len(demands):
         raise bad_value(f"{path.name}: workloads", "a name of its own for each", "two alike")
     power_w = np.inf if file.power is None else units.parse(file.power, "W", f"{path.name}: power")
@@ -199,14 +189,10 @@ def _read_served(item: _Workload, where: str, headroom: float) -> ServiceDemand 
         raise bad_value(
             where, "no batch, seq, phase or latency, which follow from traffic (tp beside prompt)", "some"
         )
-    bounds = (
-        *parse_latency_bounds("ttft", item.ttft, PERCENTILE),
-        *parse_latency_bounds("tpot", item.tpot, PERCENTILE),
-    )
+    more = {"prompt": item.prompt, "output": item.output, "headroom": headroom, "requests": SERVED_REQUESTS}
     formats = ModelOptions.from_names(**item.options, stack="engine")
-    lengths = {"prompt": item.prompt, "output": item.output}
-    more: dict[str, Any] = {"headroom": headroom, "requests": SERVED_REQUESTS, "options": formats}
-    return read_demand(item.workload, item.rate, bounds, **lengths, **more)
+    bounds = parse_both_bounds(item.ttft, item.tpot, PERCENTILE)
+    return read_demand(item.workload, item.rate, bounds, **more, options=formats)
 
 
 def assign_fleet(
@@ -216,8 +202,7 @@ def assign_fleet(
 
     The least cost counts the rent of GPUs that have work, and the energy of all; GPUs without a price stay unused.
     """
-    if aim not in list(FleetAim):
-        raise unknown_name("aim", aim, list(FleetAim), f"Known: {', '.join(FleetAim)}.")
+    check_names("aim", aim, list(FleetAim))
     money = parse_prices(price, electricity, pue=fleet.pue)
     priced = [money.cost(gpu.name, 1.0, 1.0) is not None for gpu, _ in fleet.gpus]
     if aim == FleetAim.COST and not any(priced):
@@ -407,6 +392,7 @@ def _make_assignment(
     busy: Array,
     notes: tuple[str, ...],
 ) -> FleetAssignment:
+    """Return what was solved as rows, with engines simulated again at their share of the rate."""
     counts = np.array([count for _, count in fleet.gpus])
     rows, served = [], _served_per_s(fleet, columns, busy)
     mean_w = peak_w = 0.0

@@ -45,22 +45,15 @@ class VariedField:
     kind: FieldKind
     column: str
     whole: bool = False  # only whole numbers make sense
-
-
-_ALIASES = {
-    "bandwidth": "memory.bandwidth",
-    "sms": "sm_count",
-    "l2": "l2.capacity",
-    "tdp": "power_limit",
-    "nvlink": "links.nvlink",
-    "core_clock": "clock",
-}
+    short: str = ""  # another name that people use
 
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     """Return every field that can be varied on this GPU, by name."""
     found = {
-        r["name"]: VariedField(r["name"], r["unit"], FieldKind(r["kind"]), r["column"], r["whole"] == "yes")
+        r["name"]: VariedField(
+            r["name"], r["unit"], FieldKind(r["kind"]), r["column"], r["whole"] == "yes", r["short"]
+        )
         for r in read_shipped_table("wattcast.explore", "varied_fields.csv")
     }
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
@@ -77,12 +70,13 @@ def find_field(name: str, gpu: Gpu) -> VariedField:
     known = list_fields(gpu)
     table = {errors.fold_name(key): key for key in known}
     table |= {errors.fold_name(field.column): key for key, field in known.items()}
-    table |= {errors.fold_name(short): key for short, key in _ALIASES.items()}
+    shorts = {field.short: key for key, field in known.items() if field.short}
+    table |= {errors.fold_name(short): key for short, key in shorts.items()}
     key = table.get(errors.fold_name(name))
     if key is None and errors.fold_name(name) in OPTION_NAMES:
         raise bad_value("vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload.")
     if key is None:
-        raise unknown_name("field", name, [*known, *_ALIASES], f"Known: {', '.join(known)}.")
+        raise unknown_name("field", name, [*known, *shorts], f"Known: {', '.join(known)}.")
     if key == "tensor" and not gpu.pipes.tensor_flop_per_cycle:  # what nobody published may vary, not what is absent
         raise bad_value("vary tensor", "a GPU with tensor cores", gpu.name)
     return known[key]

@@ -39,7 +39,7 @@ from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
-from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
+from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
 from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, serve_trace
 from wattcast.serving.step_costs import StepCosts, predict_token_cost, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
@@ -410,7 +410,7 @@ def plan(
     demand = read_demand(
         model,
         rate,
-        (*parse_latency_bounds("ttft", ttft, PERCENTILE), *parse_latency_bounds("tpot", tpot, PERCENTILE)),
+        parse_both_bounds(ttft, tpot, PERCENTILE),
         **{"prompt": prompt, "output": output, "arrivals": arrivals, "seed": seed, "requests": requests},
         headroom=units.parse_amount(headroom, "", "headroom"),
         spare_replicas=spare_replicas,

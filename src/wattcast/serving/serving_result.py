@@ -76,6 +76,13 @@ def parse_latency_bounds(
     return tuple(bounds)
 
 
+def parse_both_bounds(
+    ttft: str | float | None, tpot: str | float | None, percentile: float | None = None
+) -> tuple[LatencyBound, ...]:
+    """Read the bounds of the time to the first token and of the time per output token."""
+    return (*parse_latency_bounds("ttft", ttft, percentile), *parse_latency_bounds("tpot", tpot, percentile))
+
+
 @dataclass(frozen=True)
 class ServingResult:
     """A trace served by replicas of one model on one kind of GPU."""

@@ -27,7 +27,7 @@ from wattcast.serving.engine_simulator import (
     RequestPlan,
     plan_requests,
 )
-from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_latency_bounds
+from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
@@ -104,31 +104,23 @@ def simulate(
     cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
     accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
     speed = units.parse_amount(transfer, "byte/s", "transfer", inclusive=False)
-    bounds = (*parse_latency_bounds("ttft", ttft), *parse_latency_bounds("tpot", tpot))
+    bounds = parse_both_bounds(ttft, tpot)
     money = parse_prices(**prices)
     if (trace is None) == (rate is None):
         raise bad_value(
             "simulate", "either a rate or a trace (--rate, --trace)", "both" if rate is not None else "neither"
         )
     settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
-    formats = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
-    chip, options = (
-        find_gpu(gpu),
-        ModelOptions.from_names(**formats, tp=tp, pp=pp, dp=dp, ep=ep, stack=SoftwareStack.ENGINE),
-    )
+    shared = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
+    shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
+    chip, options = find_gpu(gpu), ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE)
     if dp > 1 and ep <= tp:
         raise bad_value("dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas.")
     if trace is not None:
         traces = [trace if isinstance(trace, Trace) else read_trace(trace)] * seeds
     else:
-        drawn = (
-            units.parse_amount(rate, "/s", "rate"),
-            prompt,
-            output,
-            arrivals,
-            units.parse_seconds(seconds),
-            requests,
-        )
+        per_s, length_s = units.parse_amount(rate, "/s", "rate"), units.parse_seconds(seconds)
+        drawn = (per_s, prompt, output, arrivals, length_s, requests)
         traces = [draw_trace(*drawn, seed + i) for i in range(seeds)]
     limit_w = None if power_limit is None else units.parse_amount(power_limit, "W", "power_limit")
     check_power_limit(chip, OperatingPoint(power_limit_w=limit_w), "")
@@ -274,9 +266,6 @@ def _predictor_interval(
     step = replace(options, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
     found = predict(build_graph(spec, step), gpu, host_launch=0.0)
     ends = found.interval
-    pairs = (
-        ("tpot_s", ends.latency_s, found.latency_s),
-        ("power_w", ends.power_w, found.power_w),
-        ("energy_j", ends.energy_j, found.energy_j),
-    )
-    return {name: tuple((np.ravel(end) / float(value)).tolist()) for name, end, value in pairs}
+    names = {"tpot_s": "latency_s", "power_w": "power_w", "energy_j": "energy_j"}
+    pairs = {name: (getattr(ends, of), float(getattr(found, of))) for name, of in names.items()}
+    return {name: tuple((np.ravel(end) / value).tolist()) for name, (end, value) in pairs.items()}
