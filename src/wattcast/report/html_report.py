@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,10 +27,9 @@ from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction_json import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
-from wattcast.report import prediction_figures
 from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
 from wattcast.report.figure_style import encode_figure
-from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, label_views
+from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, draw_pareto, label_views
 from wattcast.workload.model_options import ModelOptions
 
 if TYPE_CHECKING:
@@ -70,12 +70,8 @@ def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) ->
         make_element("tr", make_element("th", row[0], scope="row"), *(make_element("td", cell) for cell in row[1:]))
         for row in rows
     ]
-    return make_element(
-        "div",
-        make_element("table", make_element("thead", top), make_element("tbody", *body)),
-        class_="wide",
-        tabindex="0",
-    )
+    table = make_element("table", make_element("thead", top), make_element("tbody", *body))
+    return make_element("div", table, class_="wide", tabindex="0")
 
 
 def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
@@ -99,6 +95,7 @@ def _unique_ids(svg: str, label: str) -> str:
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 MOST_REPORT_OPS = 20
+_FIGURES = {"latency_s": "s", "power_w": "W", "energy_j": "J"}
 
 
 def build_report(
@@ -151,24 +148,17 @@ def build_report_page(
         [make_element("section", make_element("h2", name), inside) for name, inside in part if inside.text]
         for part in (sections, details)
     )
-    style = HtmlMarkup(files("wattcast.report").joinpath("report.css").read_text(encoding="utf-8"))
-    head = join_markup(
-        [
-            HtmlMarkup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-            HtmlMarkup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
-            make_element("title", f"{title}: Wattcast"),
-            make_element("style", style),
-        ]
+    template, style = (
+        files("wattcast.report").joinpath(name).read_text(encoding="utf-8") for name in ("report.html", "report.css")
     )
-    page = make_element(
-        "body",
-        make_element(
-            "header", make_element("h1", title), make_element("p", conclude_view(main), class_="conclusion")
-        ),
-        make_element("main", _write_summary(main), *body),
-        make_element("article", make_element("h1", "Appendix"), *appendix, class_="appendix"),
+    return Template(template).substitute(
+        policy=POLICY,
+        style=style,
+        title=escape_text(title).text,
+        conclusion=escape_text(conclude_view(main)).text,
+        main=join_markup([_write_summary(main), *body]).text,
+        appendix=join_markup(appendix).text,
     )
-    return f'<!doctype html>\n<html lang="en"><head>{head.text}</head>{page.text}</html>\n'
 
 
 def conclude_view(seen: ConfigurationView) -> str:
@@ -197,37 +187,29 @@ def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
     """Return the answer in tiles, as the first screen of ``predict`` gives it, and the clock."""
     p = seen.prediction
     sure = judge_confidence(p)
-    tiles = [_write_tile(line.label, line.value, line.remark) for line in list_answers(p)]
     held = "held down by the power limit" if p.capped else "as asked for"
-    tiles += [
-        _write_tile("clock", show(float(p.clock_hz), "Hz"), held),
-        _write_tile("how sure", sure.word, sure.reason),
+    answers = [
+        *((line.label, line.value, line.remark) for line in list_answers(p)),
+        ("clock", show(float(p.clock_hz), "Hz"), held),
+        ("how sure", sure.word, sure.reason),
+        ("support", p.support.word, p.support.reason),
     ]
-    tiles.append(_write_tile("support", p.support.word, p.support.reason))
+    tiles = []
+    for name, value, below in answers:
+        said = make_element("span", name, class_="name"), make_element("strong", value), make_element("span", below)
+        tiles.append(make_element("div", *said, class_="tile"))
     note = f"{p.interval.level:.0%} intervals below the numbers."
     return join_markup([make_element("div", *tiles, class_="tiles"), make_element("p", note)])
-
-
-def _write_tile(name: str, value: str, below: str) -> HtmlMarkup:
-    return make_element(
-        "div",
-        make_element("span", name, class_="name"),
-        make_element("strong", value),
-        make_element("span", below),
-        class_="tile",
-    )
 
 
 def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
     room, p = seen.room, seen.prediction
     capacity = show(room.capacity_byte, "byte")
     if room.footprint is None:
-        if p.memory_byte is None:
-            return make_element("p", f"A list of operators does not say what it holds; the {p.gpu} has {capacity}.")
-        verdict = "Yes" if p.fits else "No"
-        return make_element(
-            "p", f"{verdict}: the list states {show(p.memory_byte, 'byte')}, the {p.gpu} has {capacity}."
-        )
+        said = "A list of operators does not say what it holds;"
+        if p.memory_byte is not None:
+            said = f"{'Yes' if p.fits else 'No'}: the list states {show(p.memory_byte, 'byte')},"
+        return make_element("p", f"{said} the {p.gpu} has {capacity}.")
     held = room.footprint
     rows = [
         (name.removesuffix("_byte").replace("_", " "), show(float(value), "byte"))
@@ -244,35 +226,22 @@ def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
 
 def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
     p = seen.prediction
-    modules = [
-        (
-            m.name,
-            show(float(m.power_w), "W", 3),
-            f"{float(m.power_w) / float(p.power_w):.1%}",
-            "" if m.utilisation is None else f"{float(m.utilisation):.1%}",
-        )
-        for m in p.modules
-    ]
+    modules = []
+    for m in p.modules:
+        busy = "" if m.utilisation is None else f"{float(m.utilisation):.1%}"
+        share = f"{float(m.power_w) / float(p.power_w):.1%}"
+        modules.append((m.name, show(float(m.power_w), "W", 3), share, busy))
     ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
-    ops = [
-        (
-            o.op,
-            f"{o.count:,}",
-            show(float(o.latency_s), "s", 3),
-            show(float(o.power_w), "W", 3),
-            show(float(o.energy_j), "J", 3),
-            f"{float(o.energy_j) / float(p.energy_j):.1%}",
-        )
-        for o in ranked[:MOST_REPORT_OPS]
-    ]
-    rest = (
-        f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed." if len(ranked) > MOST_REPORT_OPS else ""
-    )
+    ops = []
+    for o in ranked[:MOST_REPORT_OPS]:
+        figures = (show(float(getattr(o, name)), unit, 3) for name, unit in _FIGURES.items())
+        ops.append((o.op, f"{o.count:,}", *figures, f"{float(o.energy_j) / float(p.energy_j):.1%}"))
+    rest = f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed."
     return join_markup(
         [
             make_html_table(("module", "power", "share", "utilisation"), modules),
             make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops),
-            make_element("p", rest) if rest else "",
+            make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else "",
         ]
     )
 
@@ -287,29 +256,20 @@ def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationVie
     if not others:
         return HtmlMarkup("")
     seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
-    named = dict(zip(label_views(seen), seen, strict=True))
-    rows = [
-        (
-            label,
-            show(float(s.prediction.latency_s), "s"),
-            show(float(s.prediction.power_w), "W"),
-            show(float(s.prediction.energy_j), "J"),
-            show(float(s.prediction.clock_hz), "Hz"),
-            {True: "fits", False: "does not fit", None: "unknown"}[s.prediction.fits],
-            s.prediction.status,
-        )
-        for label, s in named.items()
-    ]
-    points = {k: (1e3 * float(s.prediction.latency_s), float(s.prediction.energy_j)) for k, s in named.items()}
+    named = {label: look.prediction for label, look in zip(label_views(seen), seen, strict=True)}
+    rows = []
+    for label, p in named.items():
+        figures = (show(float(getattr(p, name)), unit) for name, unit in (_FIGURES | {"clock_hz": "Hz"}).items())
+        fits = {True: "fits", False: "does not fit", None: "unknown"}[p.fits]
+        rows.append((label, *figures, fits, p.status))
+    points = {label: (1e3 * float(p.latency_s), float(p.energy_j)) for label, p in named.items()}
     refused = [make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)]
     pieces = [
         make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows),
         make_element("ul", *refused) if refused else "",
     ]
     if len(seen) > 1:
-        figure = prediction_figures.draw_pareto(
-            points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted"
-        )
+        figure = draw_pareto(points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted")
         pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(pieces)
 
@@ -326,14 +286,8 @@ def _write_provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlM
         "written": f"{now:%Y-%m-%d %H:%M} UTC by Wattcast {__version__}",
         "made by": how,
     }
-    return make_element(
-        "dl",
-        *(
-            join_markup([make_element("dt", name), make_element("dd", value)])
-            for name, value in said.items()
-            if value
-        ),
-    )
+    known = ((make_element("dt", name), make_element("dd", value)) for name, value in said.items() if value)
+    return make_element("dl", *(piece for pair in known for piece in pair))
 
 
 def print_report(page: str, paper: str = "A4") -> bytes:
