@@ -23,35 +23,14 @@ from wattcast import __version__
 from wattcast.cli.shared_options import DECLARED, Environment, read_help
 from wattcast.core.errors import ExitCode, WattcastError, unknown_name
 
-# verb -> module below wattcast.cli
-LAB = {
-    "fit": "fit_commands",
-    "validate": "check_commands",
-    **dict.fromkeys(
-        ("power-trace", "power-meter", "side-by-side", "accelwattch", "check-energies"), "component_commands"
-    ),
-    **dict.fromkeys(("tune", "microbench", "multimedia"), "microbench_commands"),
-    **dict.fromkeys(("kernels", "counters", "estimate", "pack", "pack-engine", "summary"), "measure_commands"),
-    "sensitivity": "fit_commands",
-}
-COMMANDS = {
-    "predict": "prediction_commands",
-    "simulate": "prediction_commands",
-    "plan": "explore_commands",
-    "train": "prediction_commands",
-    "compare": "prediction_commands",
-    "explore": "explore_commands",
-    "report": "prediction_commands",
-    "serve": "server_commands",
-    "export": "server_commands",
-    "measure": "measure_commands",
-    "manage": "manage_commands",
-    "calibrate": "fit_commands",
-    "gpus": "catalogue_commands",
-    "models": "catalogue_commands",
-    "doctor": "check_commands",
-    "lab": "main",
-}
+
+def _list_verbs(head: str = "") -> dict[str, str]:
+    """Return verb -> module below ``wattcast.cli``: rows of ``options.csv`` without an option name them."""
+    found = {words.removeprefix(head): rows[""]["name"] for words, rows in read_help().items() if "" in rows}
+    return {verb: module for verb, module in found.items() if " " not in verb and head + verb in read_help()}
+
+
+COMMANDS, LAB = _list_verbs(), _list_verbs("lab ")
 
 
 class _CatalogueGroup(TyperGroup):
@@ -70,11 +49,11 @@ def build_command(words: str) -> Any:
     importlib.import_module(f"wattcast.cli.{table[words.removeprefix('lab ').split()[0]]}")
     group = typer.Typer(add_completion=False, no_args_is_help=words not in DECLARED)
     members = {w: c for w, c in DECLARED.items() if w == words or w.startswith(f"{words} ")}
-    for path, declared in members.items():
+    for path, declared in members.items() if words != "lab" else ():
         group.command(path.rpartition(" ")[2], context_settings=declared.settings)(declared.build())
     if words not in DECLARED:
-        catalogue = _CatalogueGroup if f"{words} show" in DECLARED else None
-        group.callback(cls=catalogue, help=read_help()[words][""]["help"])(lambda: None)
+        kind = _CatalogueGroup if f"{words} show" in DECLARED else None
+        group.callback(cls=_LabGroup if words == "lab" else kind, help=read_help()[words][""]["help"])(lambda: None)
     return typer.main.get_command(group)
 
 
@@ -89,8 +68,7 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
             return None
-        is_lab = self.table is COMMANDS and cmd_name == "lab"
-        command = typer.main.get_command(lab_app) if is_lab else build_command(f"{self.words}{cmd_name}")
+        command = build_command(f"{self.words}{cmd_name}")
         command.name = cmd_name
         return command
 
@@ -110,19 +88,6 @@ class _LazyGroup(TyperGroup):
 
 class _LabGroup(_LazyGroup):
     table, words = LAB, "lab "
-
-
-lab_app = typer.Typer(
-    cls=_LabGroup,
-    add_completion=False,
-    no_args_is_help=True,
-    help="For researchers and maintainers: fit and judge models, campaigns, microbenchmarks, simulator traces.",
-)
-
-
-@lab_app.callback()
-def _lab() -> None:
-    pass
 
 
 app = typer.Typer(
