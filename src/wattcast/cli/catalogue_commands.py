@@ -102,7 +102,7 @@ def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]]) -> None:
 
     from wattcast.report.text_tables import new_table
 
-    console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}", highlight=False)
+    console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}")
     listing = new_table("field", "value", "source", left=("source",))
     for row in known:
         others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])
@@ -110,7 +110,7 @@ def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]]) -> None:
         listing.add_row(str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{others}"))
     console.print(listing)
     for path, why in gpu.unknown.items():
-        console.print(f"unknown: {path}: {escape(why)}", style="dim", highlight=False)
+        console.print(f"unknown: {path}: {escape(why)}", style="dim")
 
 
 def _gpu_summary(gpu: Gpu) -> dict[str, Any]:
@@ -245,12 +245,10 @@ def _print_graph(console: Console, graph: Graph, about: dict[str, Any] | None, h
 
     sums = compute_totals(graph)
     if about is not None:
-        console.print(
-            f"[bold]{escape(about['title'])}[/bold], {about['parameters'] / 1e9:.4g} G parameters", highlight=False
-        )
+        console.print(f"[bold]{escape(about['title'])}[/bold], {about['parameters'] / 1e9:.4g} G parameters")
         dims = ", ".join(f"{name} {value}" for name, value in about["dims"].items() if value)
-        console.print(f"{escape(dims)}\nsource: {escape(about['source'])}\n", style="dim", highlight=False)
-    console.print(f"[bold]{escape(graph.name)}[/bold]", highlight=False)
+        console.print(f"{escape(dims)}\nsource: {escape(about['source'])}\n", style="dim")
+    console.print(f"[bold]{escape(graph.name)}[/bold]")
     totals = {
         "operators issued": str(sums.calls),
         "arithmetic": show(sums.flop, "flop"),

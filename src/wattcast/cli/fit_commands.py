@@ -176,7 +176,7 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
     from wattcast.report.text_tables import print_notes, print_rows
 
     heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
-    console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading}", highlight=False)
+    console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading}")
     columns = {"what": "mean error", "engine": "engine", "band": "latency", "rows": "rows", "forecast": "forecast"}
     percent = ({name: f"{getattr(e, name):.1f} %" for name in ("forecast", "calibrated")} for e in found.errors)
     rows = [vars(e) | said for e, said in zip(found.errors, percent, strict=True)]
@@ -202,7 +202,7 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
 
     from wattcast.report.text_tables import new_table
 
-    console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}", highlight=False)
+    console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}")
     learned = new_table("learned", "value", "90% interval", "surer than before by")
     for item in found.learned:
         unit = " W" if item.name == "idle_offset" else ""
@@ -210,13 +210,13 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
         learned.add_row(item.name, f"{item.value:.3g}{unit}", ends, f"{max(item.sure, 0.0):.0%}")
     console.print(learned)
     if found.left:
-        console.print(f"Left as forecast, for want of rows that tell: {', '.join(found.left)}", highlight=False)
+        console.print(f"Left as forecast, for want of rows that tell: {', '.join(found.left)}")
     errors = new_table("mean error", "forecast", "calibrated", "left out one at a time")
     for name, e in (("latency", found.latency), ("power", found.power)):
         errors.add_row(name, *("-" if x is None else f"{x:.1f} %" for x in (e.forecast, e.fitted, e.left_out)))
     console.print(errors)
     for note in found.notes:
-        console.print(f"  - {escape(note)}", style="dim", highlight=False)
+        console.print(f"  - {escape(note)}", style="dim")
 
 
 @command("lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions")
@@ -319,22 +319,18 @@ def _print_fit(console: Console, result: CounterFit) -> None:
     _print_costs(console, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
     for rail in (rail for rail in result.rails if rail.clock_hz.size > 1):
         curve = ", ".join(f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True))
-        console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}", highlight=False)
+        console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}")
     if result.training_clocks:
         best = smallest_sufficient_clocks(list(result.training_clocks))
         every = max(result.training_clocks, key=lambda subset: subset.points)
         console.print(
             f"Training clocks: {best.points} of {every.points} pairs are enough ({best.mape:.2f} % against "
-            f"{every.mape:.2f} %).",
-            highlight=False,
+            f"{every.mape:.2f} %)."
         )
     for candidate in result.candidates[:1]:
-        console.print(
-            f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance).",
-            highlight=False,
-        )
+        console.print(f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance).")
     for words in (*result.warnings, *result.table.notes):
-        console.print(f"  - {words}", style="dim", highlight=False, markup=False)
+        console.print(f"  - {words}", style="dim", markup=False)
 
 
 def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
@@ -367,4 +363,4 @@ def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> N
     trials = ", ".join(f"{lean:g}: {error:.2f} %" for lean, error in result.trials.items())
     console.print(f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials}).")
     for words in result.warnings:
-        console.print(f"  - {words}", style="dim", highlight=False, markup=False)
+        console.print(f"  - {words}", style="dim", markup=False)

@@ -207,7 +207,7 @@ def counters(design: str | None = None, columns: Path | None = None, **options: 
         table.add_row(f"{n} *" if n == found.enough else str(n), step.event, str(step.metrics), error, tested)
     last = f"* enough: {len(found.events)} events in all, expected error {expected:.1f} %"
     plain = {"events": found.events, "expected_error_percent": expected} | asdict(found)
-    return CommandOutput(plain, lambda console: console.print(table, last, highlight=False, sep="\n"))
+    return CommandOutput(plain, lambda console: console.print(table, last, sep="\n"))
 
 
 declare_verb("lab pack", measure_verbs.pack)

@@ -88,7 +88,7 @@ def _show_results(results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: P
     def print_text(console: Console) -> None:
         for built in report.make_tables(results, gpu):
             console.print(built)
-        console.print(report.FOOTNOTE, style="dim", highlight=False)
+        console.print(report.FOOTNOTE, style="dim")
 
     return CommandOutput(
         partial(report.results_to_plain, results, gpu),

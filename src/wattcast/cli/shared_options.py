@@ -55,7 +55,7 @@ class Environment:
         from rich.console import Console
 
         width = None if self.stdout.isatty() else 160
-        return Console(file=self.stdout, width=width, soft_wrap=False)
+        return Console(file=self.stdout, width=width, soft_wrap=False, highlight=False)
 
     def json(self, out: object) -> None:
         """Write results as JSON to stdout."""

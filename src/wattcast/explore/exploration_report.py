@@ -139,8 +139,7 @@ def print_sweep(console: Console, done: SweepResult) -> None:
     share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
     console.print(
         f"[bold]{escape(study.graph.name)}[/bold] on designs around [bold]{escape(study.gpu.name)}[/bold]{mark}: "
-        f"{done.points:,} points{share}",
-        highlight=False,
+        f"{done.points:,} points{share}"
     )
     results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
     flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
@@ -187,7 +186,7 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
             risk = f"{name_point(bold)} would take {saved:.1%} less, {risk}"
         told = f" ([yellow]{escape(risk)}[/yellow])" if risk else ""
         answer = f"least {least} {found.bound} at {name_point(chosen)}{told}"
-    console.print(f"[bold]{escape(found.title)}[/bold]: {answer}", highlight=False)
+    console.print(f"[bold]{escape(found.title)}[/bold]: {answer}")
     best = [{"least": str(aim)} | _add_slowdown(point) for aim, point in found.best.items()]
     if len(ran) > len(best):
         print_rows(console, best, {"least": "least"} | columns, f"The best of each, {found.bound}")
@@ -197,7 +196,7 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
     for point in found.points:
         if point.reason:
             names = ", ".join(str(value) for value in point.names.values())
-            console.print(f"{escape(names)}: {escape(point.reason)}", highlight=False)
+            console.print(f"{escape(names)}: {escape(point.reason)}")
     print_notes(console, [*(note for point in found.points for note in point.notes), *found.prices.notes])
 
 
@@ -215,8 +214,7 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
     console.print(
         f"[bold]{found.factor:.1%}[/bold] of every rate served, {show(found.power_w, 'W')} on average, "
         f"{show(found.peak_w, 'W')} with every assigned GPU busy; {found.binds} bind"
-        + ("" if found.cost_per_h is None else f"; {found.cost_per_h:.4g} {found.currency or 'cost'} an hour"),
-        highlight=False,
+        + ("" if found.cost_per_h is None else f"; {found.cost_per_h:.4g} {found.currency or 'cost'} an hour")
     )
     columns = {"workload": "workload", "gpu": "gpu", "gpus": "GPUs", "replica": "replica", "clock_hz": "clock"}
     columns |= {"busy_share": "busy", "power_w_per_gpu": "power each"}
@@ -225,7 +223,7 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
     columns |= {name: title for name, title in more.items() if any(row.get(name) for row in found.rows)}
     print_rows(console, found.rows, columns, f"Assignment for {found.aim}")
     left = ", ".join(f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count)
-    console.print(f"Idle: {left or 'none'}", highlight=False)
+    console.print(f"Idle: {left or 'none'}")
     print_notes(console, found.notes)
 
 
@@ -239,8 +237,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
         f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
         f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
         f"({best['replicas']} x {best['layout']}), {kind} {best['setting']}{risk}, "
-        f"at most {best['max_seqs']} sequences{step}",
-        highlight=False,
+        f"at most {best['max_seqs']} sequences{step}"
     )
     money = demand.prices.currency or "cost"
     cost = best["cost_per_million_tokens"]
@@ -248,11 +245,10 @@ def print_plan(console: Console, result: PlanResult) -> None:
         f"{best['output_tokens_per_s']:.4g} output tokens/s, {show(best['power_w'], 'W')} in all, "
         f"{best['energy_j_per_token']:.3g} J/token"
         + (f", {cost:.3g} {money} a million output tokens" if cost is not None else "")
-        + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}",
-        highlight=False,
+        + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}"
     )
     more = ", ".join(f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"])
-    console.print(f"growth takes: {more}", highlight=False)
+    console.print(f"growth takes: {more}")
     columns = {
         "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "setting": "at most", "max_seqs": "most seqs",
         "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
@@ -269,7 +265,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
         rows.append(row)
     print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
     for sentence in result.refused[:6]:
-        console.print(escape(sentence), highlight=False)
+        console.print(escape(sentence))
     print_notes(console, list_plan_notes(result))
 
 

@@ -316,8 +316,8 @@ _QUANTITIES = (("latency", "latency_s", "s"), ("power", "power_w", "W"), ("energ
 
 def print_comparison(console: Console, found: RunComparison) -> None:
     """Print the conclusion, then totals, terms, operators and modules, the largest contribution first."""
-    console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}", highlight=False)
-    console.print(f"B against A: {write_sentence(found)}", style="bold", highlight=False)
+    console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}")
+    console.print(f"B against A: {write_sentence(found)}", style="bold")
     rows = new_table("", "A", "B", "B - A", "")
     for name, column, unit in (*_QUANTITIES, ("clock", "clock_hz", "Hz"), ("effective clock", "effective_hz", "Hz")):
         left, right = getattr(found.a, column), getattr(found.b, column)
@@ -334,8 +334,8 @@ def print_comparison(console: Console, found: RunComparison) -> None:
             modules.add_row(name, _format_signed(watts, "W"), _format_signed(found.module_j[name], "J"))
         console.print(modules)
     for note in (f"  - {note}" for note in dict.fromkeys(found.notes)):
-        console.print(note, style="dim", highlight=False, markup=False)
-    console.print(f"Rule: {found.rule}.", style="dim", highlight=False)
+        console.print(note, style="dim", markup=False)
+    console.print(f"Rule: {found.rule}.", style="dim")
 
 
 def write_sentence(found: RunComparison) -> str:

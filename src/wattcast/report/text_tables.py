@@ -90,7 +90,7 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
     if notes:
         console.print("Assumed", style="bold")
     for note in dict.fromkeys(notes):
-        console.print(f"  - {escape(note)}", style="dim", highlight=False)
+        console.print(f"  - {escape(note)}", style="dim")
 
 
 def print_predictions(console: Console, predictions: Sequence[Prediction], details: bool = False) -> None:
@@ -105,12 +105,12 @@ def print_predictions(console: Console, predictions: Sequence[Prediction], detai
 
 def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> None:
     """Print a title and the answers below it, each with its remark beside it."""
-    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    console.print(f"[bold]{escape(title)}[/bold]")
     for line in lines:
         value = f"{line.value:<26}" if line.remark else line.value
         text = f"  {line.label:<12} [bold]{escape(value)}[/bold]"
         remark = f"\n{'':42}".join(textwrap.wrap(line.remark, max(console.width - 42, 20)))
-        console.print(f"{text} [dim]{escape(remark)}[/dim]" if line.remark else text, highlight=False)
+        console.print(f"{text} [dim]{escape(remark)}[/dim]" if line.remark else text)
 
 
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
@@ -129,7 +129,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         more = (
             f"{len(notes) - len(shown)} more assumptions, all {len(p.ops)} operators, intervals and clocks: --details"
         )
-        console.print(f"  {more}", style="dim", highlight=False)
+        console.print(f"  {more}", style="dim")
 
 
 def _tabulate_totals(p: Prediction) -> Table:
@@ -192,4 +192,4 @@ def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:
     rows.title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
     console.print(rows)
     for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
-        console.print(f"Far from what was measured: {escape(reason)}", highlight=False)
+        console.print(f"Far from what was measured: {escape(reason)}")
