@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from wattcast import __version__
 from wattcast.core import arrays
-from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, WattcastError, bad_value, unknown_name
+from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, WattcastError, bad_value, check_names
 from wattcast.core.measured_rows import import_polars
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
@@ -264,9 +264,7 @@ def run_sweep(
         do = "Take larger steps, or add --yes to go."
         raise Refused(f"the space has {size:,} points, more than {ASK_ABOVE:,}. {do}")
     known = [*study.space.columns, *RESULT_UNITS]
-    for name in objectives:
-        if name not in known:
-            raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
+    check_names("column", objectives, known, f"Known here: {', '.join(known)}.")
     if len(objectives) < 2 or len(set(objectives)) != len(objectives):
         raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
     wanted, notes = tuple(objectives), _list_notes(study)

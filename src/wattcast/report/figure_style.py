@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from wattcast.core.errors import MissingTool, bad_value, unknown_name
+from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ def draw_named(made: Mapping[str, FigureMaker], name: str | None = None) -> Figu
     known = list(made)
     if not known:
         raise bad_value("figure", "something to draw", "none")
-    if name is not None and name not in made:
-        raise unknown_name("figure", name, known, f"Known: {', '.join(known)}.")
+    check_names("figure", known[0] if name is None else name, known)
     return made[known[0] if name is None else name]()
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value, clip_text, unknown_name
+from wattcast.core.errors import BadInput, bad_value, check_names, clip_text
 from wattcast.core.strict_files import read_bytes
 
 Counts = npt.NDArray[np.int64]
@@ -146,23 +146,19 @@ LengthMaker = Callable[[np.random.Generator, int], Counts]
 def read_arrival_process(spec: str) -> ArrivalMaker:
     """Return the function that draws arrivals for a process such as ``gamma:cv=2``."""
     process, given = _split_spec(spec)
-    if process not in ARRIVAL_PROCESSES:
-        raise unknown_name(
-            "process of arrivals", process, ARRIVAL_PROCESSES, f"Known: {', '.join(ARRIVAL_PROCESSES)}."
-        )
+    check_names("process of arrivals", process, ARRIVAL_PROCESSES)
+    where = f"arrivals {process}"
     if process == "gamma":
-        cv = _take_number(given, "cv", 2.0, "arrivals gamma")
-        _refuse_rest(given, "arrivals gamma", ("cv",))
+        (cv,) = _take_numbers(given, where, cv=2.0)
         shape = 1.0 / cv**2
         return lambda random, count, rate: np.cumsum(random.gamma(shape, 1.0 / (shape * rate), count))
     if process == "diurnal":
-        peak = _take_number(given, "peak", 1.5, "arrivals diurnal")
-        period_s = units.parse(str(given.pop("period", "24h")), "s", "arrivals diurnal: period")
-        _refuse_rest(given, "arrivals diurnal", ("peak", "period"))
+        period_s = units.parse(given.get("period", "24h"), "s", f"{where}: period")
+        peak, _ = _take_numbers({**given, "period": "1"}, where, peak=1.5, period=1.0)
         if not 1.0 <= peak <= 2.0 or period_s <= 0:
-            raise bad_value("arrivals diurnal", "a peak from 1 to 2 times the mean and a period above zero", spec)
+            raise bad_value(where, "a peak from 1 to 2 times the mean and a period above zero", spec)
         return lambda random, count, rate: _diurnal_arrivals(random, count, rate, peak - 1.0, period_s)
-    _refuse_rest(given, f"arrivals {process}", ())
+    _take_numbers(given, where)
     if process == "fixed":
         return lambda random, count, rate: np.arange(1.0, count + 1.0, dtype=np.float64) / rate
     return lambda random, count, rate: np.cumsum(random.standard_exponential(count)) / rate
@@ -192,9 +188,8 @@ def read_length_distribution(spec: str | int, where: str) -> LengthMaker:
         return lambda random, count: np.full(count, tokens)
     name, given = _split_spec(text)
     if name == "lognormal":
-        median, sigma = _take_number(given, "median", None, where), _take_number(given, "sigma", 0.8, where)
-        least, most = _take_number(given, "least", 1, where), _take_number(given, "most", MOST_TOKENS - 1, where)
-        _refuse_rest(given, where, ("median", "sigma", "least", "most"))
+        usual = {"median": None, "sigma": 0.8, "least": 1.0, "most": MOST_TOKENS - 1.0}
+        median, sigma, least, most = _take_numbers(given, where, **usual)
         if not 1 <= least <= most < MOST_TOKENS:
             raise bad_value(where, "1 <= least <= most", text)
         return lambda random, count: _lognormal_lengths(random, count, median, sigma, least, most)
@@ -353,21 +348,18 @@ def _split_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, given
 
 
-def _take_number(given: dict[str, str], key: str, default: float | None, where: str) -> float:
-    text = given.pop(key, None)
-    if text is None:
-        if default is None:
+def _take_numbers(given: Mapping[str, str], where: str, **usual: float | None) -> list[float]:
+    """Return the numbers of these names, the usual ones where they are not given; no other name may be."""
+    check_names(f"value of {where}", given, usual, f"Known: {', '.join(usual) or 'none'}.")
+    found = []
+    for key, default in usual.items():
+        text = given.get(key, default)
+        if text is None:
             raise bad_value(where, f"a value of {key}", "none")
-        return default
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not (np.isfinite(number) and number > 0):
-        raise bad_value(f"{where}: {key}", "a number above zero", text)
-    return number
-
-
-def _refuse_rest(given: Mapping[str, str], where: str, known: tuple[str, ...]) -> None:
-    for key in given:
-        raise unknown_name(f"value of {where}", key, known, f"Known: {', '.join(known) or 'none'}.")
+        try:
+            found.append(float(text))
+        except ValueError:
+            found.append(math.nan)
+        if not (math.isfinite(found[-1]) and found[-1] > 0):
+            raise bad_value(f"{where}: {key}", "a number above zero", text)
+    return found

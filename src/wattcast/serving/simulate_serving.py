@@ -15,7 +15,7 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
@@ -98,8 +98,7 @@ def simulate(
     for name, value, least in counts:
         if isinstance(value, bool) or not least <= value <= 4096:
             raise bad_value(name, f"from {least} to 4096", value)
-    if router not in ROUTERS:
-        raise unknown_name("router", router, ROUTERS, f"Known: {', '.join(ROUTERS)}.")
+    check_names("router", router, ROUTERS)
     taken = units.parse_amount(memory_utilisation, "", "memory_utilisation", most=1.0, inclusive=False)
     cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
     accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
