@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def simulate(
             "simulate", "either a rate or a trace (--rate, --trace)", "both" if rate is not None else "neither"
         )
     settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
-    shared = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
+    shared: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
     shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
     chip, options = find_gpu(gpu), ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE)
     if dp > 1 and ep <= tp:
