@@ -350,7 +350,7 @@ def import_polars() -> Any:
     try:
         import polars
     except ImportError:
-        raise MissingTool("tables need polars, which is not installed. Install it: pip install polars.") from None
+        raise MissingTool("tables need polars. Install it: pip install 'wattcast[measure]'.") from None
     return polars
 
 
