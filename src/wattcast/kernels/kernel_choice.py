@@ -391,7 +391,13 @@ def pick_kernels(
         labels[i] = usual[i]
     known = [(i, label) for i, label in enumerate(labels) if label is not None]
     if known:
-        picks = _pick_known([(label, ran[i][1]) for i, label in known])
+        described = [
+            (KERNEL_KINDS.index(label.kind), label.tile_n, label.tile_m, ran[i][1] or (0 if label.split else 1), 1)
+            for i, label in known
+        ]
+        of_row, tile_n, tile_m, split, share = np.array(described, dtype=np.float64).T[:, :, np.newaxis]
+        kind = of_row.astype(np.int64)
+        picks = KernelPicks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
         found.append(([i for i, _ in known], picks))
     return _join_picks(found, len(choosers))
 
@@ -418,17 +424,6 @@ def _pick_fitted(
     likely = np.take_along_axis(score, best, axis=1)
     share = np.exp(_SHARPEN * (likely - likely[:, :1]))
     return rows, chooser.picks(best, share / share.sum(axis=1, keepdims=True))
-
-
-def _pick_known(labels: Sequence[tuple[KernelLabel, int]]) -> KernelPicks:
-    """Return kernels that are known, with the parts of K each made (0: as its label says)."""
-    rows = [
-        (KERNEL_KINDS.index(label.kind), label.tile_n, label.tile_m, parts or (0 if label.split else 1), 1)
-        for label, parts in labels
-    ]
-    of_row, tile_n, tile_m, split, share = np.array(rows, dtype=np.float64).T[:, :, np.newaxis]
-    kind = of_row.astype(np.int64)
-    return KernelPicks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
 
 
 def _join_picks(parts: Sequence[tuple[list[int], KernelPicks]], count: int) -> KernelPicks:

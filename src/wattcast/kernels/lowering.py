@@ -100,6 +100,14 @@ def build_kernels(
     conditions = tuple(conditions)
     flop, sfu_op, read, written = as_columns(list(map(_operator_work, ops)))
     check_size(ops[int(np.argmax(read + written))])
+    key = ops, conditions, events
+    work = reference.kept.get(key)  # that of a workload met before is kept, since no sweep changes it
+    if work is None:
+        work = compute_work(ops, conditions, events, reference)
+        if len(ops) <= _MOST_OPS:
+            if len(reference.kept) >= _MOST_KEPT:
+                reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
+            reference.kept[key] = work
     return Kernels(
         ops=ops,
         family=tuple([op.family for op in ops]),
@@ -107,7 +115,7 @@ def build_kernels(
         pipe_per_cycle=rates,
         flop=flop,
         sfu_op=sfu_op,
-        work=_kept_work(ops, conditions, events, reference),
+        work=work,
         link_byte=link_byte,
         segments=segments,
         conditions=conditions,
@@ -117,21 +125,6 @@ def build_kernels(
 
 _operator_work: Callable[[Operator], tuple[float, ...]] = attrgetter("flop", "sfu_op", "read_byte", "write_byte")
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
-
-
-def _kept_work(
-    ops: tuple[Operator, ...], conditions: tuple[RunCondition, ...], events: tuple[str, ...], reference: ReferenceChip
-) -> KernelWork:
-    """Return the work of operators; that of a workload met before is kept, since no sweep changes it."""
-    if len(ops) > _MOST_OPS:
-        return compute_work(ops, conditions, events, reference)
-    key = ops, conditions, events
-    work = reference.kept.get(key)
-    if work is None:
-        if len(reference.kept) >= _MOST_KEPT:
-            reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
-        work = reference.kept[key] = compute_work(ops, conditions, events, reference)
-    return work
 
 
 def compute_work(

@@ -64,10 +64,17 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
     first = trace_pass(model, options)
     passes, blocks = [first], first.blocks(options.recompute)
-    if options.phase is WorkloadPhase.GENERATE:
-        steps, last_step = _decode_steps(model, options)
-        blocks += steps
-        passes += last_step
+    # Decode steps of a generation come in groups that share their mean context. A group holds an odd number of steps,
+    # so that this is a whole number and sums over a group that are linear in the context are exact.
+    steps, done = (options.tokens or 1) - 1, 0
+    while done < steps:
+        here = min(decode_group_size(steps), steps - done)
+        step = _trace_decode_step(model, options, done + here // 2)
+        blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
+        step.release()
+        done += here
+    if steps:
+        passes.append(_trace_decode_step(model, options, steps - 1))
     blocks += _exchanges_between_gpus(options, first)
     if options.phase is WorkloadPhase.TRAIN:
         blocks.append(optimiser_block(first.parameter_count, activation_dtype(options)))
@@ -92,23 +99,6 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         item=model.template.item,
         gpu_count=options.gpu_count,
     )
-
-
-def _decode_steps(model: ModelSpec, options: ModelOptions) -> tuple[list[Block], list[Program]]:
-    """Return the decode steps of a generation, in groups that share their mean context, and the last step.
-
-    Groups hold an odd number of steps, so that the mean context is a whole number and sums over a group that are
-    linear in the context are exact.
-    """
-    steps, done = (options.tokens or 1) - 1, 0
-    blocks: list[Block] = []
-    while done < steps:
-        here = min(decode_group_size(steps), steps - done)
-        step = _trace_decode_step(model, options, done + here // 2)
-        blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
-        step.release()
-        done += here
-    return blocks, [_trace_decode_step(model, options, steps - 1)] if steps else []
 
 
 def _exchanges_between_gpus(options: ModelOptions, program: Program) -> list[Block]:

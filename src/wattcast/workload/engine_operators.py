@@ -31,6 +31,8 @@ class PagedAttention(Operator):
     """
 
     is_product: ClassVar[bool] = True
+    form_text: ClassVar[str] = "{op.kind} {op.kind_of_batch} over {op.kv_dtype}"
+    form_words: ClassVar[Mapping[str, str]] = {"window": " in a window", "sink": " with a sink"}
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "page", "splits", "bound"})
     heads: int
     kv_heads: int
@@ -59,11 +61,6 @@ class PagedAttention(Operator):
     @property
     def math_dtype(self) -> Dtype:
         return Dtype.FP8 if self.kv_dtype is Dtype.FP8 else self.dtype
-
-    @property
-    def form(self) -> str:
-        words = (f" over {self.kv_dtype}", " in a window" * (self.window > 0), " with a sink" * self.sink)
-        return f"{self.kind} {self.kind_of_batch}" + "".join(words)
 
     def __str__(self) -> str:
         batch = " + ".join(f"{count}x{q}of{kv}" for count, q, kv in self.groups)
@@ -228,16 +225,14 @@ class WeightOnlyProduct(NarrowProduct):
     ``group`` weights of a column share a scale of two bytes; -1: the whole column does.
     """
 
+    form_text: ClassVar[str] = "{op.kind} of {op.weights} by {op.kernel}"
+    form_words: ClassVar[Mapping[str, str]] = {"zero_points": " with zero points"}
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "group"})
     allowed: ClassVar[Mapping[str, Mapping[str, float]]] = {"weights": WEIGHT_BIT}
     weights: str = "int4"
     group: int = 128
     zero_points: bool = False
     kernel: str = field(default="machete", kw_only=True)
-
-    @property
-    def form(self) -> str:
-        return f"{self.kind} of {self.weights} by {self.kernel}" + " with zero points" * self.zero_points
 
     @property
     def weight_byte(self) -> float:
@@ -388,13 +383,10 @@ class RowKernel(Operator):
 class EngineRmsNorm(RowKernel):
     """RMS norm, with the residual added first, and with fp8 results (``quant``: static, or a scale a token)."""
 
+    form_words: ClassVar[Mapping[str, str]] = {"residual": " of a sum", "quant": " to fp8 {op.quant}"}
     flop_per_element: ClassVar[float] = 5.0
     residual: bool = False
     quant: str = ""
-
-    @property
-    def form(self) -> str:
-        return self.kind + " of a sum" * self.residual + f" to fp8 {self.quant}" * bool(self.quant)
 
     @property
     def moved_byte(self) -> tuple[float, float]:
@@ -405,13 +397,10 @@ class EngineRmsNorm(RowKernel):
 class EngineGate(RowKernel):
     """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one for 128 values."""
 
+    form_words: ClassVar[Mapping[str, str]] = {"quant": " to fp8 {op.quant}"}
     flop_per_element: ClassVar[float] = 5.0
     sfu_per_element: ClassVar[float] = 2.0
     quant: str = ""
-
-    @property
-    def form(self) -> str:
-        return self.kind + f" to fp8 {self.quant}" * bool(self.quant)
 
     @property
     def moved_byte(self) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import prod
 from typing import TypeAlias
 
@@ -237,7 +237,11 @@ def measure_extent(layout: Layout, shape: Shape, strides: Shape, inputs: Sequenc
             walks.append([operand[d] for d in order])
     if layout is Layout.BROADCAST:
         small = [walk for walk in walks if 0 in walk]
-        return (prod(shape) // _inner_repeats(sizes, small[-1]), None) if small else (None, None)
+        if not small:
+            return None, None
+        inner = zip(sizes[::-1], small[-1][::-1], strict=True)  # dimensions that are all repeated, or all not
+        alike = takewhile(lambda pair: bool(pair[1]) is bool(small[-1][-1]), inner)
+        return prod(shape) // prod(size for size, _ in alike), None
     if not walks:
         return None, None
     run = min([_inner_neighbours(sizes, walk) for walk in walks])
@@ -256,16 +260,6 @@ def broadcasts_to(have: Shape, shape: Shape) -> bool:
     """Tell whether a tensor of shape ``have`` can be broadcast to ``shape``."""
     lead = len(shape) - len(have)
     return lead >= 0 and all(h in (1, w) for h, w in zip(have, shape[lead:], strict=True))
-
-
-def _inner_repeats(sizes: Sequence[int], walk: Sequence[int]) -> int:
-    """Count the elements of the innermost dimensions that are all repeated, or all not."""
-    repeated, count = not walk[-1], 1
-    for size, step in zip(sizes[::-1], walk[::-1], strict=True):
-        if (not step) is not repeated:
-            break
-        count *= size
-    return count
 
 
 def _inner_neighbours(sizes: Sequence[int], walk: Sequence[int]) -> int:

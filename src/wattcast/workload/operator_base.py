@@ -39,6 +39,7 @@ class Operator:
     kind: ClassVar[str] = ""  # the registered name, which is "op" in workload JSON
     family: ClassVar[str] = ""  # operators of one family run on the same kind of kernel; mostly the kind itself
     form_text: ClassVar[str] = "{op.name}"  # of ``form``, with fields as ``{op.mode}``
+    form_words: ClassVar[Mapping[str, str]] = {}  # that follow it where a field is neither 0 nor empty
     is_product: ClassVar[bool] = False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
     json_names: ClassVar[Mapping[str, str]] = {}  # fields that have another key in workload JSON
     allowed: ClassVar[Mapping[str, Collection[str]]] = {}  # words that a field may hold
@@ -83,7 +84,8 @@ class Operator:
 
         A prediction of a form that was never measured says so.
         """
-        return self.form_text.format(op=self)
+        words = [word for name, word in self.form_words.items() if getattr(self, name)]
+        return "".join([self.form_text, *words]).format(op=self)
 
     def __str__(self) -> str:
         """Return name, sizes and number format, such as ``linear 8192x4096x4096 bf16``."""

@@ -226,6 +226,7 @@ class RowReduction(Operator):
     """
 
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write"})
+    form_words: ClassVar[Mapping[str, str]] = {"backward": " backward"}
     flop_per_element: ClassVar[float] = 0.0
     sfu_per_element: ClassVar[float] = 0.0
     rows: int
@@ -234,10 +235,6 @@ class RowReduction(Operator):
     backward: bool = False
     read: int | None = None
     write: int | None = None
-
-    @property
-    def form(self) -> str:
-        return self.kind + " backward" * self.backward
 
     @property
     def elements(self) -> float:

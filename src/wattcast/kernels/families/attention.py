@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from math import ceil, floor, log2
+from math import ceil
 from operator import attrgetter
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.kernels.families import KernelMapping, register_kernels
+from wattcast.kernels.families.special_grids import power_of_two
 from wattcast.kernels.kernel_table import (
     ConditionColumns,
     FamilyColumns,
@@ -41,12 +42,8 @@ def cudnn_parts(blocks: float, keys: int, sm_count: float) -> float:
     """
     if keys <= _UNCUT_KEYS:
         return 1.0
-    parts = min(_power_of_two(keys / _KEYS), _power_of_two(2.0 * sm_count / blocks), _MOST)
+    parts = min(power_of_two(keys / _KEYS, _MOST), power_of_two(2.0 * sm_count / blocks, _MOST))
     return parts if parts >= _FEWEST else 1.0
-
-
-def _power_of_two(size: float) -> float:
-    return float(2.0 ** floor(log2(max(size, 1.0))))
 
 
 @lru_cache(maxsize=4096)
@@ -93,13 +90,20 @@ def attention_work(
     cuts = decode & (backward == 0) & (width <= _HALF_BYTE)
     cut = np.ones(len(ops))
     for i in cuts.nonzero()[0].tolist():
-        cut[i] = _count_parts(ops[i], bool(flash[i]), sm_count)
+        op = ops[i]
+        blocks = float(op.batch * op.kv_heads)
+        if flash[i]:
+            cut[i] = flash_parts(blocks, op.kv_len, op.head_dim, sm_count)
+        else:
+            cut[i] = cudnn_parts(blocks, op.kv_len, sm_count)
     rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
     units = batch * np.where(decode & (width <= _HALF_BYTE), kv_heads, heads) * rows * cut
     keys = np.ceil(kv / cut / _BLOCK_KV)
     padded_q = np.where(decode & (~flash | (cut > 1)), 64.0, _BLOCK_Q)
     products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
-    met = np.where(causal > 0, _share_met(kept, rows, keys), kept)
+    least = np.minimum(rows, keys)
+    whole_blocks = np.maximum(kept, (keys - least + (least + 1.0) / 2.0) / keys)  # those on a causal diagonal
+    met = np.where((causal > 0) & (rows > 1), whole_blocks, kept)  # share of key blocks that query blocks walk over
     loads = np.where(decode, read, units * keys * _BLOCK_KV * met * 2.0 * dim * width + read)
     # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
     crossings = np.where(decode, 2.6, 3.6) * np.where(flash, 1.9, 1.0) * np.where(backward > 0, 2.5, 1.0)
@@ -148,20 +152,6 @@ def attention_work(
 _read_sizes: Callable[[Attention], tuple[float, ...]] = attrgetter(
     "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal", "backward", "dropout", "dtype.byte"
 )
-
-
-def _count_parts(op: Attention, flash: bool, sm_count: float) -> float:
-    """Return the parts that the keys are cut into."""
-    blocks = float(op.batch * op.kv_heads)
-    if flash:
-        return flash_parts(blocks, op.kv_len, op.head_dim, sm_count)
-    return cudnn_parts(blocks, op.kv_len, sm_count)
-
-
-def _share_met(kept: Array, rows: Array, keys: Array) -> Array:
-    """Return the share of key blocks that query blocks walk over: those on a causal diagonal count whole."""
-    least = np.minimum(rows, keys)
-    return np.where(rows <= 1, kept, np.maximum(kept, (keys - least + (least + 1.0) / 2.0) / keys))
 
 
 @cache

@@ -314,18 +314,13 @@ def _pick_kernels(
     picks = pick_kernels(reference.choice, classes, ran, sizes, _describe_shape(s), usual, reference.sm_count)
     if not s.wgrad.any():
         return picks
-    return replace(picks, split=np.where(_shares_k(picks, s, reference.sm_count), 0.0, picks.split))
-
-
-def _shares_k(picks: KernelPicks, s: _Sizes, sms: float) -> npt.NDArray[np.bool_]:
-    """Return which Hopper kernels of a filter's gradient share K among blocks, which their names do not say.
-
-    They do so for few tiles and many pixels: a workspace is prepared for those.
-    """
+    # Hopper's kernels of a filter's gradient share K among blocks for few tiles and many pixels (a workspace is
+    # prepared for those), which their names do not say
     groups, m, n, k = (size[:, np.newaxis] for size in s.product)
     tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
-    few = (picks.kind == HOPPER_KIND) & (tiles <= sms / 2.0)
-    return np.asarray(few & (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS))
+    few = (picks.kind == HOPPER_KIND) & (tiles <= reference.sm_count / 2.0)
+    shares = few & (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS)
+    return replace(picks, split=np.where(shares, 0.0, picks.split))
 
 
 def _turn_layouts(

@@ -130,8 +130,10 @@ def elementwise_work(
     units, steps, slots, launches, between, sm_cycle, once = grid
     moved = both
     if (turned := (s.kernel == _TRANSPOSED).nonzero()[0]).size:
+        # L2 moves most of a sector for each element; short rows of one operand find it again
+        met = np.clip(0.48 + 0.11 * np.log2(np.maximum(columns[turned], 1.0) / 32.0), 0.48, 1.0)
+        sector = _SECTOR_BYTE * np.where(operands[turned] < 3.0, met, 1.0)
         moved = both.copy()
-        sector = _sector_byte(columns[turned], operands[turned])
         moved[turned] += (sector - s.form.width[turned]) * s.n[turned]
     rounds, waves = units / (slots * sms), units / sms
     work = {
@@ -278,15 +280,6 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     cold = told.cold | np.array([appends_to_cache(op) for op in ops]) & ~told.warm
     again = np.minimum(form.twice * width * n, read / 2.0)
     return _Sizes(n, read, write, rows, run, kernel, cold, again, form)
-
-
-def _sector_byte(columns: Array, operands: Array) -> Array:
-    """Return the bytes that L2 moves for each element of a transposing walk.
-
-    Short rows of one operand find a sector again that an earlier element loaded.
-    """
-    met = np.clip(0.48 + 0.11 * np.log2(np.maximum(columns, 1.0) / 32.0), 0.48, 1.0)
-    return _SECTOR_BYTE * np.where(operands < 3.0, met, 1.0)
 
 
 def _streaming_grids(s: _Sizes, operands: Array, missing: Array, sm_count: float) -> tuple[Array, Array]:

@@ -85,7 +85,11 @@ def tile_columns(
         vector = picks.kind == VECTOR_KIND
         step = np.where(vector, _ROW_STEP, step)
     if not parts.all():
-        parts = np.where(parts > 0, parts, _split_k(k, step, tiles, reference.sm_count * blocks, fewest))
+        # parts of K that fill the chip; Hopper's kernels make two or more, others by the length of K
+        most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
+        by_length = np.where(fewest > 0, fewest, np.ceil(k / _SPLIT_K))
+        filling = np.maximum(np.floor(reference.sm_count * blocks / tiles), by_length)
+        parts = np.where(parts > 0, parts, np.minimum(np.maximum(filling, np.minimum(2.0, most)), most))
     units, steps = tiles * parts, np.ceil(k / parts / step)
     load = tiles * (tile_n + tile_m) * k * width
     unit_flop = 2.0 * tile_n * tile_m * steps * step * feed
@@ -106,13 +110,6 @@ _TILED = (
     *("tile_n", "tile_m", "split", "units", "steps", "slots"),
     *("unit_flop", "load_byte", "shared_byte", "fill"),
 )
-
-
-def _split_k(k: Array, step: Array, tiles: Array, blocks: Array, fewest: Array) -> Array:
-    """Return the parts of K that fill the chip; Hopper's kernels make two or more, others by the length of K."""
-    most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
-    filling = np.maximum(np.floor(blocks / tiles), np.where(fewest > 0, fewest, np.ceil(k / _SPLIT_K)))
-    return np.minimum(np.maximum(filling, np.minimum(2.0, most)), most)
 
 
 def _average_picks(each: Sequence[Array], picks: KernelPicks) -> Sequence[Array]:
@@ -291,7 +288,10 @@ def _describe_shape(told: ConditionColumns, s: _Sizes) -> Columns:
 
 
 def _name_choosers(ops: Sequence[Operator], s: _Sizes) -> list[str]:
-    return [_chooser_name(op.dtype, whole > 0) for op, whole in zip(ops, s.aligned.tolist(), strict=True)]
+    """Return the chooser of each: products for which a library chooses among the same kernels share one."""
+    names = [_CHOOSER.get(op.dtype, "half") for op in ops]
+    known = zip(names, (s.aligned > 0).tolist(), strict=True)
+    return [name if whole or name in ("fp32", "tf32") else f"{name}-unaligned" for name, whole in known]
 
 
 def _pick_kernels(
@@ -324,12 +324,6 @@ def _choose_usual(simt: bool, aligned: bool, odd: bool, rows: float, style: Libr
     if style is LibraryStyle.AMPERE:
         return "ampere" if aligned else "turing"
     return "hopper" if aligned else ("turing" if odd else "ampere")
-
-
-def _chooser_name(dtype: Dtype, aligned: bool) -> str:
-    """Return the name of the chooser: products for which a library chooses among the same kernels share one."""
-    base = _CHOOSER.get(dtype, "half")
-    return base if aligned or base in ("fp32", "tf32") else f"{base}-unaligned"
 
 
 _CHOOSER = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32", Dtype.FP32: "fp32", Dtype.FP64: "fp64"}
@@ -392,29 +386,27 @@ def _collect_sizes(ops: Sequence[Operator]) -> _Sizes:
 
 def _fill_row(op: Operator) -> tuple[float, ...]:
     """Return the columns of one product; how it is aligned follows from whole numbers."""
-    found = _fill_point_row(op) if isinstance(op, Conv2d) else _fill_plain_row(op)
-    n, k, width = found[2], found[3], found[4]
+    width = op.dtype.byte
+    if isinstance(op, Conv2d):
+        found = _fill_point_row(op)
+    else:
+        assert isinstance(op, (Linear, Bmm))
+        weight = width if op.weight_dtype is None else op.weight_dtype.byte
+        out = width if op.out_dtype is None else op.out_dtype.byte
+        sizes = op.m, op.n, op.k, width, weight, out
+        if isinstance(op, Bmm):
+            found = op.b, *sizes, 0, 0, 0, 0, 0, 0
+        else:  # the gradient of a weight is a product of activations: nothing of it comes from DRAM as weights do
+            found = 1, *sizes, 0, not op.turned, width * op.n if op.bias else 0, op.turned, op.turned, 0
+    n, k = found[2], found[3]
     row = found[1] if found[_TURNED] else k
     # rows of both operands; where operands lie with k outermost, k must be long enough too
     aligned = row * width % FAST_BYTE == n * width % FAST_BYTE == 0 and k * width >= FAST_BYTE
     return *found, (row | n) & 1, (row | n) & 3 > 0, aligned, pipe_code(op.dtype)
 
 
-def _fill_plain_row(op: Operator) -> tuple[int, ...]:
-    """Return the columns of ``_Sizes`` up to ``parts_byte``."""
-    assert isinstance(op, (Linear, Bmm))
-    width = op.dtype.byte
-    weight = width if op.weight_dtype is None else op.weight_dtype.byte
-    out = width if op.out_dtype is None else op.out_dtype.byte
-    if isinstance(op, Bmm):
-        return op.b, op.m, op.n, op.k, width, weight, out, 0, 0, 0, 0, 0, 0
-    # the gradient of a weight is a product of activations: nothing of it comes from DRAM as weights do
-    bias = width * op.n if op.bias else 0
-    return 1, op.m, op.n, op.k, width, weight, out, 0, not op.turned, bias, op.turned, op.turned, 0
-
-
 def _fill_point_row(op: Conv2d) -> tuple[int, ...]:
-    """Return these columns of a point convolution: forward, or the gradient of its image or its filter.
+    """Return the columns of ``_Sizes`` up to ``parts_byte`` of a point convolution or of one of its gradients.
 
     Channels last: pixels by channels. Channels first: a product for each image, which all share the filter; its
     gradient is a sum over images, each in fp32.

@@ -126,21 +126,17 @@ def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.in
         places.setdefault((op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, log), []).append(i)
     for form, some in places.items():
         rows, dim, read, write = as_columns([(op.rows, op.dim, *op.work[1:3]) for op in (ops[i] for i in some)])
-        kernels = _choose_kernels(form, dim)
+        kind, dtype, out_dtype, backward, _ = form
+        if kind == "softmax":
+            fused = out_dtype is not dtype and dtype is Dtype.FP16
+            longest = _WARP_ROW_ELSE if backward or fused else _WARP_ROW
+            held = (dim <= _REGISTER_ROW) & (not fused) & (not backward)
+            kernels = np.where(dim <= longest, "warp", np.where(held, "block", "loop"))
+        else:
+            kernels = np.where(dim % 4 == 0, "vector", "scalar")
         for kernel in dict.fromkeys(kernels.tolist()):
             own = (kernels == kernel).nonzero()[0]
             yield np.array(some)[own], AlikeRows(kernel, *form, rows[own], dim[own], read[own], write[own])
-
-
-def _choose_kernels(form: tuple[str, Dtype, Dtype, bool, bool], dim: Array) -> npt.NDArray[np.str_]:
-    """Return PyTorch's kernel for rows of each length."""
-    kind, dtype, out_dtype, backward, _ = form
-    if kind != "softmax":
-        return np.where(dim % 4 == 0, "vector", "scalar")
-    fused = out_dtype is not dtype and dtype is Dtype.FP16
-    longest = _WARP_ROW_ELSE if backward or fused else _WARP_ROW
-    held = (dim <= _REGISTER_ROW) & (not fused) & (not backward)
-    return np.where(dim <= longest, "warp", np.where(held, "block", "loop"))
 
 
 def _count_work(of: AlikeRows, cold: Flags, reference: ReferenceChip) -> tuple[Array | Flags | float, ...]:
@@ -211,15 +207,30 @@ class RowWalk(NamedTuple):
 
 def row_walk(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
     """Return how long blocks walk over their rows; ``missing`` is the share of the bytes that L2 does not hold."""
+    each_sm = of.elements / sm_count
+    if of.backward and of.kind == "softmax":
+        warp = of.kernel == "warp"
+        each = np.maximum(_warp_places(of.dim) / 32.0, 1.0) if warp else 12.0 + 2.0 * np.ceil(of.dim / _BLOCK)
+        return RowWalk(steps_with_misses(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * each_sm)
     if of.backward:
-        walk = _walk_softmax_gradient if of.kind == "softmax" else _walk_norm_gradient
-        return walk(of, sm_count, missing)
-    if of.kind != "softmax":
-        return _walk_norm(of, sm_count, missing)
-    found = _walk_softmax(of, sm_count, missing)
-    if not of.casts_apart:
-        return found
-    return RowWalk(found.steps + 2.0, found.sm_cycle + _CAST_CYCLE * of.elements / sm_count)
+        share = _RMS_SHARE if of.kind == "rmsnorm" else 1.0
+        crowd = np.maximum(np.ceil(of.dim / 32.0) / sm_count, 1.0)
+        weights = np.ceil(of.rows / _GRADIENT_ROWS) * share * crowd
+        own = 8.0 + np.ceil(of.dim / (512.0 if of.kernel == "vector" else 64.0))
+        always, byte, again = _BACKWARD_CYCLES
+        cycle = always + of.dtype.byte * (byte + again * _l1_miss_share(of.dim * of.dtype.byte))
+        return RowWalk(own + steps_with_misses(weights, 0.3 * missing), cycle * each_sm)
+    if of.kind == "softmax":
+        found = _walk_softmax(of, sm_count, missing)
+        return RowWalk(found.steps + 2.0, found.sm_cycle + _CAST_CYCLE * each_sm) if of.casts_apart else found
+    loads = np.ceil(of.dim / 512.0)
+    if of.kernel == "scalar":  # single elements, in blocks of 512 threads that wait for one another's sums
+        rounds = np.maximum(of.rows / (_SCALAR_SLOTS * sm_count), 1.0)
+        steps = (_REDUCE_STEPS + loads) * rounds + loads * missing
+        return RowWalk(steps, of.rows / sm_count * _SCALAR_CYCLE * of.dim)
+    row, byte, wide = _NORM_CYCLES[of.kind]
+    cycle = np.maximum(row + byte * of.dim * of.dtype.byte, BLOCK_CYCLE) + (wide if of.dtype is Dtype.FP32 else 0.0)
+    return RowWalk(_REDUCE_STEPS + steps_with_misses(loads, missing), of.rows / sm_count * cycle)
 
 
 def _warp_places(dim: Array) -> Array:
@@ -259,33 +270,6 @@ def _busiest_sm_blocks(rows: Array, sm_count: float, blocks: Array | float) -> A
     at_once = sm_count * blocks
     few = np.where(rows > sm_count, rows / sm_count, 0.0)
     return np.where(rows > at_once, blocks * np.ceil(rows / at_once), few)
-
-
-def _walk_softmax_gradient(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
-    warp = of.kernel == "warp"
-    each = np.maximum(_warp_places(of.dim) / 32.0, 1.0) if warp else 12.0 + 2.0 * np.ceil(of.dim / _BLOCK)
-    return RowWalk(steps_with_misses(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * of.elements / sm_count)
-
-
-def _walk_norm(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
-    loads = np.ceil(of.dim / 512.0)
-    if of.kernel == "scalar":  # single elements, in blocks of 512 threads that wait for one another's sums
-        rounds = np.maximum(of.rows / (_SCALAR_SLOTS * sm_count), 1.0)
-        steps = (_REDUCE_STEPS + loads) * rounds + loads * missing
-        return RowWalk(steps, of.rows / sm_count * _SCALAR_CYCLE * of.dim)
-    row, byte, wide = _NORM_CYCLES[of.kind]
-    cycle = np.maximum(row + byte * of.dim * of.dtype.byte, BLOCK_CYCLE) + (wide if of.dtype is Dtype.FP32 else 0.0)
-    return RowWalk(_REDUCE_STEPS + steps_with_misses(loads, missing), of.rows / sm_count * cycle)
-
-
-def _walk_norm_gradient(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
-    share = _RMS_SHARE if of.kind == "rmsnorm" else 1.0
-    crowd = np.maximum(np.ceil(of.dim / 32.0) / sm_count, 1.0)
-    weights = np.ceil(of.rows / _GRADIENT_ROWS) * share * crowd
-    own = 8.0 + np.ceil(of.dim / (512.0 if of.kernel == "vector" else 64.0))
-    always, byte, again = _BACKWARD_CYCLES
-    each = always + of.dtype.byte * (byte + again * _l1_miss_share(of.dim * of.dtype.byte))
-    return RowWalk(own + steps_with_misses(weights, 0.3 * missing), each * of.elements / sm_count)
 
 
 def _l1_miss_share(row_byte: Array) -> Array:

@@ -125,21 +125,7 @@ class DecoderDims:
     @property
     def expert_dims(self) -> ExpertDims:
         """Dimensions of the mixture layer."""
-        return ExpertDims(
-            self.hidden,
-            self.experts,
-            self.experts_chosen,
-            self.expert_intermediate,
-            self.shared_intermediate,
-            self.router,
-            self.router_groups,
-            self.router_groups_chosen,
-            renormalise=self.router_renormalise,
-            wide_weights=self.router_wide,
-            activation=self.activation,
-            shared_gate=self.shared_gate,
-            bias=self.expert_bias,
-        )
+        return ExpertDims.from_model(self, self.router_groups, self.router_groups_chosen)
 
 
 def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Program:
@@ -400,10 +386,7 @@ class LatentDims:
     @property
     def expert_dims(self) -> ExpertDims:
         """Dimensions of the mixture layer."""
-        return ExpertDims(
-            self.hidden, self.experts, self.experts_chosen, self.expert_intermediate, self.shared_intermediate,
-            self.router, self.groups, self.groups_chosen, self.router_renormalise, activation=self.activation,
-        )  # fmt: skip
+        return ExpertDims.from_model(self, self.groups, self.groups_chosen)
 
 
 def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Program:
@@ -526,9 +509,9 @@ def _engine_latent_attention(
 def _attend_absorbed(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
     tape, tokens = q.tape, run.batch * run.length
     weight = tape.parameter(heads * (dims.plain_dim + dims.value_dim), dims.kv_rank, dtype=run.dtype)
-    wide = tape.empty((run.batch, run.length, heads, dims.cached_dim), q.dtype)
-    tape.emit(Bmm(heads, tokens, dims.kv_rank, dims.plain_dim, dtype=q.dtype), (q, weight), (wide,))
-    mixed = tape.empty((run.batch, run.length, heads, dims.kv_rank), q.dtype)
+    lead = run.batch, run.length, heads
+    up = Bmm(heads, tokens, dims.kv_rank, dims.plain_dim, dtype=q.dtype)
+    wide = tape.launch(up, (q, weight), (*lead, dims.cached_dim))
     op: Operator
     if run.served:
         fp8 = run.cache_dtype is Dtype.FP8
@@ -540,10 +523,9 @@ def _attend_absorbed(dims: LatentDims, run: PassSettings, q: Tensor, latent: Ten
         op = Attention(
             run.batch, heads, 1, run.length, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
         )
-    tape.emit(op, (wide, latent), (mixed,))
-    out = tape.empty((run.batch, run.length, heads * dims.value_dim), q.dtype)
-    tape.emit(Bmm(heads, tokens, dims.value_dim, dims.kv_rank, dtype=q.dtype), (mixed, weight), (out,))
-    return out
+    mixed = tape.launch(op, (wide, latent), (*lead, dims.kv_rank))
+    down = Bmm(heads, tokens, dims.value_dim, dims.kv_rank, dtype=q.dtype)
+    return tape.launch(down, (mixed, weight), (run.batch, run.length, heads * dims.value_dim))
 
 
 def _attend_expanded(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
@@ -551,9 +533,7 @@ def _attend_expanded(dims: LatentDims, run: PassSettings, q: Tensor, latent: Ten
     whole = tape.empty((run.batch, run.context, dims.kv_rank), q.dtype) if run.past else latent
     wide = layers.project(run, whole, heads * (dims.plain_dim + dims.value_dim))
     n = run.batch * run.context * heads * dims.dim
-    k = tape.empty((n,), q.dtype)
-    tape.emit(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (k,))
-    out = tape.empty((run.batch, run.length, heads * dims.value_dim), q.dtype)
+    k = tape.launch(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (n,))
     op: Operator
     if run.served and (dims.dim, dims.value_dim) == (192, 128):
         op = LatentAttention(
@@ -564,5 +544,4 @@ def _attend_expanded(dims: LatentDims, run: PassSettings, q: Tensor, latent: Ten
             run.batch, heads, heads, run.length, run.context, dims.dim, causal=True, v_head_dim=dims.value_dim,
             dtype=q.dtype,
         )  # fmt: skip
-    tape.emit(op, (q, k, wide), (out,))
-    return out
+    return tape.launch(op, (q, k, wide), (run.batch, run.length, heads * dims.value_dim))

@@ -271,8 +271,8 @@ def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) 
     fill(tape, (run.batch,), Dtype.INT64)
     ids = pointwise("cast", tape.empty(y.shape[:2], Dtype.INT64), out_dtype=Dtype.INT32)
     found = pointwise("cast", pointwise("compare", ids, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
-    places = tape.empty((run.batch,), Dtype.INT64)
-    tape.emit(Elementwise("max", found.numel, dtype=Dtype.INT32, write=places.byte), (found,), (places,))
+    write = run.batch * Dtype.INT64.byte
+    tape.launch(Elementwise("max", found.numel, dtype=Dtype.INT32, write=write), (found,), (run.batch,), Dtype.INT64)
     last = functional.pick_rows(y.view(-1, dims.text_hidden), run.batch)
     logits = functional.linear(_to_unit_length(layers.project(run, last, dims.shared)), _to_unit_length(seen))
     logits = logits * unary("exp", tape.parameter(1, dtype=run.dtype), lambda g: g * 1.0)
@@ -591,8 +591,7 @@ def _double_sides(x: Tensor, filters: int) -> Tensor:
     """Run a transposed convolution of 2 by 2 with stride 2, and add its bias."""
     tape, (n, c, h, w) = x.tape, x.shape
     weight, bias = tape.parameter(c, filters, 2, 2, dtype=x.dtype), tape.parameter(filters, dtype=x.dtype)
-    out = tape.empty((n, filters, 2 * h, 2 * w), x.dtype)
     op = Conv2d(n, filters, c, 2 * h, 2 * w, 2, 2, stride=2, direction="dgrad", dtype=tape.math_dtype(x.dtype))
-    tape.emit(op, (x, weight), (out,))
+    out = tape.launch(op, (x, weight), (n, filters, 2 * h, 2 * w))
     tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST, (n * filters, None))
     return out

@@ -6,8 +6,9 @@ Templates import this module as ``layers``. ``run`` holds the settings of the pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, fields
+from math import ceil, prod
+from typing import Any
 
 from wattcast.core.units import Dtype
 from wattcast.workload import engine_operators as engine
@@ -25,17 +26,23 @@ class ExpertDims:
 
     hidden: int
     experts: int
-    chosen: int  # experts a token visits
-    intermediate: int  # width of one expert
-    shared: int = 0  # width of the expert every token visits
+    experts_chosen: int  # that a token visits
+    expert_intermediate: int  # width of one expert
+    shared_intermediate: int = 0  # width of the expert every token visits
     router: str = "softmax"  # softmax then top-k; "late": top-k then softmax; "grouped": DeepSeek-V3's sigmoid
     groups: int = 1
     groups_chosen: int = 1
-    renormalise: bool = True
-    wide_weights: bool = True  # routing weights stay fp32 until tokens are added up
+    router_renormalise: bool = True
+    router_wide: bool = True  # routing weights stay fp32 until tokens are added up
     activation: str = "silu"
     shared_gate: bool = False  # a token weighs the shared expert by a number of its own
-    bias: bool = False  # of the router and of every expert
+    expert_bias: bool = False  # of the router and of every expert
+
+    @classmethod
+    def from_model(cls, dims: Any, groups: int, groups_chosen: int) -> ExpertDims:
+        """Take the dimensions of a model under the same names; the groups of its router have others."""
+        given: dict[str, Any] = {item.name: getattr(dims, item.name, item.default) for item in fields(cls)}
+        return cls(**given | {"groups": groups, "groups_chosen": groups_chosen})
 
 
 @dataclass(frozen=True)
@@ -143,9 +150,8 @@ def project(
     # activations are cast to fp8 by static scales, multiplied, and come out wide
     flat = pointwise("cast", x.reshape(-1, x.shape[-1]), out_dtype=Dtype.FP8)
     (m, k), n = flat.shape, weight.shape[0]
-    out = tape.empty((m, n), run.dtype)
-    tape.emit(Linear(m, n, k, bias=bias, dtype=Dtype.FP8, out_dtype=run.dtype), (flat, weight), (out,))
-    return out.view(*x.shape[:-1], n)
+    op = Linear(m, n, k, bias=bias, dtype=Dtype.FP8, out_dtype=run.dtype)
+    return tape.launch(op, (flat, weight), (m, n), run.dtype).view(*x.shape[:-1], n)
 
 
 def layer_norm(run: PassSettings, x: Tensor, *, bias: bool = True) -> Tensor:
@@ -458,7 +464,6 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
     weight = narrow_parameter(tape, (features, k), run.dtype, recipe.bit)
     if bias:
         tape.parameter(features, dtype=run.dtype)
-    out = tape.empty((*x.shape[:-1], features), run.dtype)
     op: engine.NarrowProduct
     if recipe.activations is None:
         op = engine.WeightOnlyProduct(
@@ -468,17 +473,14 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
         )
     else:
         if x.dtype is run.dtype:
-            narrow = tape.empty(x.shape, recipe.activations)
-            tape.emit(engine.Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), (narrow,))
-            x = narrow
+            x = tape.launch(engine.Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), x.shape, recipe.activations)
         if recipe.mode == "token":
             op = engine.ScaledProduct(m, features, k, recipe.mode, kernel=recipe.kernel, dtype=recipe.activations)
         else:
             op = engine.BlockProduct(
                 m, features, k, "block", recipe.bit, kernel=recipe.kernel, dtype=recipe.activations
             )
-    tape.emit(op, (x, weight), (out,))
-    return out
+    return tape.launch(op, (x, weight), (*x.shape[:-1], features), run.dtype)
 
 
 def _quantizes_inside(run: PassSettings) -> bool:
@@ -488,10 +490,9 @@ def _quantizes_inside(run: PassSettings) -> bool:
 
 def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) -> Tensor:
     """Emit a norm or gate over the last dimension as torch.compile writes it; ``quantized`` results are in fp8."""
-    out = x.tape.empty((*x.shape[:-1], dim), Dtype.FP8 if quantized else x.dtype)
-    name = f"{function}_quant" if quantized else function
-    x.tape.emit(engine.CompiledRows(out.numel // dim, dim, name, dtype=x.dtype), (x,), (out,))
-    return out
+    shape = (*x.shape[:-1], dim)
+    op = engine.CompiledRows(prod(shape[:-1]), dim, function + "_quant" * quantized, dtype=x.dtype)
+    return x.tape.launch(op, (x,), shape, Dtype.FP8 if quantized else x.dtype)
 
 
 def add_norm(
@@ -556,7 +557,6 @@ def paged_attention(
     tape = q.tape
     batch, length, heads, dim = q.shape
     write_paged_cache(run, (k, v), k.shape[2] * k.shape[3] + v.shape[2] * v.shape[3])
-    out = tape.empty((batch, length, heads * dim), q.dtype)
     seen = min(run.context, window) if window and length == 1 else run.context
     causal = length > 1
     if run.cp > 1 and causal:  # all get all keys; early and late tokens are dealt out, so that each sees half of them
@@ -584,7 +584,7 @@ def paged_attention(
         )
     else:
         op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
-    tape.emit(op, (q, k, v), (out,))
+    out = tape.launch(op, (q, k, v), (batch, length, heads * dim))
     if run.cp > 1 and length == 1:  # results and sums of exponentials of all parts
         functional.gather_parts(tape.empty((batch, heads, dim + 1), Dtype.FP32), run.cp, run.tp)
     return out

@@ -34,15 +34,15 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     with x.tape.scope("router"):
         weights = _route_tokens(dims, run, flat)
     with x.tape.scope("experts"):
-        if dims.bias:  # added inside the products
-            width = 2 * (dims.intermediate // run.expert_width_share) + dims.hidden
+        if dims.expert_bias:  # added inside the products
+            width = 2 * (dims.expert_intermediate // run.expert_width_share) + dims.hidden
             x.tape.parameter(dims.experts // run.ep, width, dtype=run.dtype)
         if run.expert_replicas > 1:
             return _send_to_experts(dims, run, flat).view(batch, length, hidden)
         out = _visit_experts(dims, run, flat, weights)
-    if dims.shared:
+    if dims.shared_intermediate:
         with x.tape.scope("shared"):
-            shared = _shared_expert(dims, run, flat, dims.shared // run.tp)
+            shared = _shared_expert(dims, run, flat, dims.shared_intermediate // run.tp)
             if dims.shared_gate:  # each token weighs it by a number of its own (Qwen)
                 shared = functional.activation("sigmoid", layers.project(run, flat, 1, wide=True)) * shared
             out = out + shared
@@ -64,13 +64,19 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     gets the weighted sums back, and gives the result to its tensor-parallel peers.
     """
     tokens, own = x.shape[0], -(-x.shape[0] // run.tp)
-    groups = busiest_picks(tokens * dims.chosen * run.expert_replicas, dims.experts, dims.chosen, run.skew, run.ep)
-    reached = run.ep * (1.0 - (1.0 - 1.0 / run.ep) ** dims.chosen)  # GPUs that a token's choices fall on, by chance
+    groups = busiest_picks(
+        tokens * dims.experts_chosen * run.expert_replicas, dims.experts, dims.experts_chosen, run.skew, run.ep
+    )
+    reached = run.ep * (
+        1.0 - (1.0 - 1.0 / run.ep) ** dims.experts_chosen
+    )  # GPUs that a token's choices fall on, by chance
     sent = max(round(own * reached), 1)
     byte = sent * dims.hidden * x.dtype.byte
     mine = x if run.tp == 1 else x.slice(0, 0, own)
-    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=_shared_operators(run) if dims.shared else 0)
-    shared = _shared_expert(dims, run, mine, dims.shared) if dims.shared else None
+    rows = functional.send_rows(
+        mine, sent, byte, run.ep, overlaps=_shared_operators(run) if dims.shared_intermediate else 0
+    )
+    shared = _shared_expert(dims, run, mine, dims.shared_intermediate) if dims.shared_intermediate else None
     if not run.served:
         rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
     partial = _multiply_experts(dims, run, rows, groups, sent)
@@ -94,23 +100,21 @@ def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
         return _route_grouped(dims, run, x)
-    scores = layers.project(run, x, dims.experts, dims.bias, wide=True)
+    scores = layers.project(run, x, dims.experts, dims.expert_bias, wide=True)
     if run.engine:
         if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
             x.tape.parameter(dims.experts, dtype=Dtype.FP32)
         if run.served:
-            weights = x.tape.empty((x.shape[0], dims.chosen), Dtype.FP32)
             mode = "grouped" if dims.router == "grouped" else "softmax"
-            op = Route(x.shape[0], dims.experts, dims.experts, dims.chosen, mode, dtype=run.dtype)
-            x.tape.emit(op, (scores,), (weights,))
-            return weights
-        return _select_top(functional.softmax(scores), dims.chosen, scores.dtype)
+            op = Route(x.shape[0], dims.experts, dims.experts, dims.experts_chosen, mode, dtype=run.dtype)
+            return x.tape.launch(op, (scores,), (x.shape[0], dims.experts_chosen), Dtype.FP32)
+        return _select_top(functional.softmax(scores), dims.experts_chosen, scores.dtype)
     if dims.router == "late":
-        return functional.softmax(_select_top(scores, dims.chosen, scores.dtype))
-    weights = _select_top(functional.softmax(scores, wide=True), dims.chosen, Dtype.FP32)
-    if dims.renormalise:
+        return functional.softmax(_select_top(scores, dims.experts_chosen, scores.dtype))
+    weights = _select_top(functional.softmax(scores, wide=True), dims.experts_chosen, Dtype.FP32)
+    if dims.router_renormalise:
         weights = functional.divide(weights, functional.reduce_last("sum", weights))
-    return weights if dims.wide_weights else weights.to(run.dtype)
+    return weights if dims.router_wide else weights.to(run.dtype)
 
 
 def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -129,46 +133,38 @@ def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     spread = mask.unsqueeze(-1).expand(tokens, dims.groups, dims.experts // dims.groups).reshape(tokens, dims.experts)
     keep = pointwise("cast", spread, out_dtype=Dtype.BOOL)
     drop = pointwise("compare", keep, out_dtype=Dtype.BOOL)
-    _select_top(pointwise("masked_fill", choice, drop), dims.chosen, Dtype.FP32, differentiable=False)
-    weights = x.tape.empty((tokens, dims.chosen), Dtype.FP32)
-    read = weights.numel * (Dtype.FP32.byte + Dtype.INT64.byte)
-    x.tape.emit(Elementwise("gather", weights.numel, dtype=Dtype.FP32, read=read), (scores,), (weights,))
-    x.tape.record((weights,), (scores,), lambda g: (_scatter_gradient(g, scores),))
-    if dims.renormalise:
+    _select_top(pointwise("masked_fill", choice, drop), dims.experts_chosen, Dtype.FP32, differentiable=False)
+    shape, n = (tokens, dims.experts_chosen), tokens * dims.experts_chosen
+    read = n * (Dtype.FP32.byte + Dtype.INT64.byte)
+    weights = x.tape.launch(Elementwise("gather", n, dtype=Dtype.FP32, read=read), (scores,), shape, Dtype.FP32)
+    x.tape.record((weights,), (scores,), lambda g: (functional.scatter_gradient(g, scores, g.numel),))
+    if dims.router_renormalise:
         weights = functional.divide(weights, functional.reduce_last("sum", weights) + 1e-20)
     return weights * 2.5
 
 
 def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: bool = True) -> Tensor:
     """Return the largest ``count`` of each row; the kernel writes values and int64 places."""
-    out = scores.tape.empty((scores.shape[0], count), dtype)
-    write = out.numel * (dtype.byte + Dtype.INT64.byte)
-    scores.tape.emit(Elementwise("topk", scores.numel, dtype=scores.dtype, write=write), (scores,), (out,))
+    shape, write = (scores.shape[0], count), scores.shape[0] * count * (dtype.byte + Dtype.INT64.byte)
+    op = Elementwise("topk", scores.numel, dtype=scores.dtype, write=write)
+    out = scores.tape.launch(op, (scores,), shape, dtype)
     if differentiable:
-        scores.tape.record((out,), (scores,), lambda g: (_scatter_gradient(g, scores),))
-    return out
-
-
-def _scatter_gradient(g: Tensor, like: Tensor) -> Tensor:
-    """Return the gradient of picking elements: zeros, with values put back in their places."""
-    out = fill(g.tape, like.shape, like.dtype)
-    read = 2 * g.byte + g.numel * Dtype.INT64.byte
-    g.tape.emit(Elementwise("scatter_add", g.numel, dtype=g.dtype, read=read, write=g.byte), (g,), (out,))
+        scores.tape.record((out,), (scores,), lambda g: (functional.scatter_gradient(g, scores, g.numel),))
     return out
 
 
 def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor) -> Tensor:
     """Sort tokens by expert, multiply group by group, weigh, put back in order and add up."""
-    tokens, picks = x.shape[0], x.shape[0] * dims.chosen
-    tape, width = x.tape, dims.intermediate // run.tp
+    tokens, picks = x.shape[0], x.shape[0] * dims.experts_chosen
+    tape, width = x.tape, dims.expert_intermediate // run.tp
     if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
-        groups = busiest_picks(picks, dims.experts, dims.chosen, run.skew, run.ep)
+        groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
         if run.served:
             return _local_experts(dims, run, x, groups, tokens)
         local = functional.pick_rows(x, sum(size * count for size, count in groups))
         return _multiply_experts(dims, run, local, groups, tokens)
     if run.served:
-        return _fused_experts(dims, run, x, FusedChoices(tokens, dims.experts, dims.chosen, run.skew), tokens)
+        return _fused_experts(dims, run, x, FusedChoices(tokens, dims.experts, dims.experts_chosen, run.skew), tokens)
     choice = tape.empty((picks,), Dtype.INT64)
     if not run.engine:  # sort the choices
         tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
@@ -182,7 +178,7 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
         op = Elementwise("scatter_add", picks, dtype=Dtype.INT32, read=narrow.byte, write=counts.byte)
         tape.emit(op, (narrow,), (counts,))
         pointwise("cumsum", counts)
-    groups = share_picks(picks, dims.experts, dims.chosen, run.skew)
+    groups = share_picks(picks, dims.experts, dims.experts_chosen, run.skew)
     if run.fused_training:  # padded to whole blocks in fp8; in wider formats the number of rows does not matter
         groups = [(size, -(-rows // TRAINED_ROWS) * TRAINED_ROWS) for size, rows in groups]
     if run.engine:
@@ -210,7 +206,7 @@ def _multiply_experts(
     """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
     if run.served:
         return _local_experts(dims, run, rows, groups, tokens)
-    tape, width, held = rows.tape, dims.intermediate // run.expert_width_share, dims.experts // run.ep
+    tape, width, held = rows.tape, dims.expert_intermediate // run.expert_width_share, dims.experts // run.ep
     up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
     gated = layers.gate_in_one_kernel(run, functional.grouped_matmul(rows, up, groups), dims.activation)
@@ -238,13 +234,12 @@ def _local_experts(
 
 def _fused_experts(dims: ExpertDims, run: PassSettings, x: Tensor, choices: FusedChoices, tokens: int) -> Tensor:
     """Run experts in one call of the engine, which sorts, quantizes, multiplies, gates and adds up."""
-    tape, width, recipe = x.tape, dims.intermediate // run.expert_width_share, run.recipe
+    tape, width, recipe = x.tape, dims.expert_intermediate // run.expert_width_share, run.recipe
     bit = 16.0 if recipe is None else recipe.bit
     held = [
         layers.narrow_parameter(tape, shape, run.dtype, bit)
         for shape in ((choices.experts, 2 * width, dims.hidden), (choices.experts, dims.hidden, width))
     ]
-    out = tape.empty((tokens, dims.hidden), x.dtype)
     narrow = recipe.activations if recipe is not None else None
     op = FusedExperts(
         *(choices.tokens, choices.experts, choices.chosen, dims.hidden, width),
@@ -254,8 +249,7 @@ def _fused_experts(dims: ExpertDims, run: PassSettings, x: Tensor, choices: Fuse
         skew=choices.skew,
         dtype=narrow or run.dtype,
     )
-    tape.emit(op, (x, *held), (out,))
-    return out
+    return tape.launch(op, (x, *held), (tokens, dims.hidden))
 
 
 def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> list[tuple[int, int]]:
@@ -336,9 +330,8 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         dim = dims.value_dim if rule == "delta" else inner
         tape.parameter(dim, dtype=run.dtype)
         byte = out.numel * x.dtype.byte
-        normed = tape.empty(out.shape, x.dtype)
-        tape.emit(RmsNorm(out.numel // dim, dim, dtype=x.dtype, read=2 * byte), (out, gate), (normed,))
-        out = normed
+        op = RmsNorm(out.numel // dim, dim, dtype=x.dtype, read=2 * byte)
+        out = tape.launch(op, (out, gate), out.shape, x.dtype)
     elif rule != "mamba":  # Mamba's kernel multiplies by the gate itself
         out = pointwise("mul", out, pointwise("silu", gate))
     return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
@@ -349,21 +342,17 @@ def _convolve_tokens(dims: layers.StateDims, run: PassSettings, x: Tensor) -> Te
     tape, (batch, length, channels) = x.tape, x.shape
     weights = [tape.parameter(channels, dims.kernel, dtype=run.dtype)]
     weights += [tape.parameter(channels, dtype=run.dtype)] if dims.conv_bias else []
-    out = tape.empty(x.shape, x.dtype)
-    tape.emit(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (x, *weights), (out,))
     tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte if run.cached else 0
-    return out
+    return tape.launch(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (x, *weights), x.shape)
 
 
 def _scan_tokens(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor, heads: int, groups: int) -> Tensor:
     """Carry the state of each head along the tokens; it stays in the cache."""
     tape, (batch, length) = x.tape, x.shape[:2]
     tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * x.dtype.byte if run.cached else 0
-    out = tape.empty((batch, length, heads * dims.value_dim), x.dtype)
     op = StateScan(
         *(batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length), rule),
         resumed=run.past > 0,
         dtype=x.dtype,
     )
-    tape.emit(op, (x,), (out,))
-    return out
+    return tape.launch(op, (x,), (batch, length, heads * dims.value_dim))
