@@ -23,7 +23,7 @@ from wattcast.core.units import parse
 from wattcast.measure.campaigns import kernel_campaign, operator_calls
 from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperatorCall
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, spec_from_operator
-from wattcast.measure.campaigns.model_runs import ModelDims
+from wattcast.measure.campaigns.model_campaign import ModelDims
 from wattcast.measure.campaigns.operator_calls import build_call
 from wattcast.measure.campaigns.operator_rows import (
     KernelCampaign,
@@ -142,16 +142,16 @@ def call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Run a model of made-up sizes, whose layers hand on their results and have weights of their own."""
-    from wattcast.measure.campaigns import model_runs
+    from wattcast.measure.campaigns import model_campaign
 
     given, device = spec.detail, builder.operands.device
-    dims = model_runs.ModelDims(**given["dims"])
-    row = model_runs.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
-    built = model_runs.build_model(row, builder.torch, device, dims)
-    step = model_runs.make_iteration(built, row, builder.torch, device, dims)
+    dims = model_campaign.ModelDims(**given["dims"])
+    row = model_campaign.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
+    built = model_campaign.build_model(row, builder.torch, device, dims)
+    step = model_campaign.make_iteration(built, row, builder.torch, device, dims)
 
     def run(i: int) -> Any:
-        with model_runs.eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
+        with model_campaign.eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
             return step()
 
     return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)

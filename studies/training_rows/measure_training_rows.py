@@ -30,14 +30,16 @@ from training_variants import make_step, prepare_module
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
-from wattcast.measure.campaigns.model_campaign import make_blank_model_row, measure_model, profile_iteration
-from wattcast.measure.campaigns.model_runs import (
+from wattcast.measure.campaigns.model_campaign import (
     BuiltModel,
     ModelDevice,
     ModelDims,
     ModelRunSpec,
     build_model,
     find_dims,
+    make_blank_model_row,
+    measure_model,
+    profile_iteration,
 )
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, say

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.measure.campaigns.kernel_plan import spec_from_operator
-from wattcast.measure.campaigns.model_runs import ModelDims
+from wattcast.measure.campaigns.model_campaign import ModelDims
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.operator_base import Operator

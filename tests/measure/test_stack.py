@@ -23,7 +23,7 @@ from wattcast.core.measured_rows import (
 from wattcast.measure.__main__ import main
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_campaign import STEPS
-from wattcast.measure.campaigns.model_runs import read_model_plan
+from wattcast.measure.campaigns.model_campaign import read_model_plan
 from wattcast.measure.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.database_files import pack_database
 

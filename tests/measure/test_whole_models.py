@@ -26,28 +26,26 @@ from wattcast.core.measured_rows import (
     ModelKernels,
     ModelRow,
     read_lines,
+    read_shipped_table,
     read_table,
     row_from_plain,
 )
 from wattcast.measure import database_files as packing
 from wattcast.measure.__main__ import main
 from wattcast.measure.campaigns import model_campaign as module
-from wattcast.measure.campaigns import model_runs as building
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.model_campaign import (
     ModelCampaign,
-    choose_model_specs,
-    measure_step,
-    profile_step,
-    total_kernels,
-)
-from wattcast.measure.campaigns.model_runs import (
     ModelDevice,
     ModelDims,
     ModelRunSpec,
+    choose_model_specs,
     eager_settings,
     find_dims,
+    measure_step,
+    profile_step,
     read_model_plan,
+    total_kernels,
 )
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule
@@ -134,7 +132,9 @@ def test_the_plan_has_the_rows_it_promises() -> None:
     assert sum(not spec.graph for spec in specs) >= 8  # what the host costs comes from these
 
 
-@pytest.mark.parametrize("name", sorted(row["model"] for row in building._read_plan_table("models.csv")))
+@pytest.mark.parametrize(
+    "name", sorted(row["model"] for row in read_shipped_table("wattcast.measure.campaigns", "models.csv"))
+)
 def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
     dims, published = find_dims(name), catalogue.load_model(name).dims
     for field in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_positions"):
@@ -145,7 +145,7 @@ def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
     if hasattr(published, "tied"):
         assert dims.tied == published.tied
     if dims.architecture == "resnet":
-        assert list(published.blocks) == building._RESNET_DEPTHS
+        assert list(published.blocks) == module._RESNET_DEPTHS
 
 
 @pytest.mark.parametrize("spec", read_model_plan(), ids=lambda spec: spec.id)
@@ -179,9 +179,9 @@ def test_a_captured_iteration_never_waits_for_the_device(spec: ModelRunSpec, mon
     still = SimpleNamespace(zero_grad=lambda set_to_none: None, step=lambda: None)
     monkeypatch.setattr(torch.optim, "AdamW", lambda *_, **__: still)  # the fused one needs a real device
     dims = tiny(find_dims(spec.model))
-    built = building.build_model(spec, torch, "meta", dims)
+    built = module.build_model(spec, torch, "meta", dims)
     small = replace(spec, batch=2, seq=16 if spec.seq else None)
-    run = building.make_iteration(built, small, torch, "meta", dims)
+    run = module.make_iteration(built, small, torch, "meta", dims)
     with eager_settings(torch), NoWaiting():
         run()
 
@@ -275,15 +275,15 @@ def test_rows_hold_time_power_energy_and_the_workload(bench: OperatorBench, tmp_
 def test_training_changes_weights_and_decoding_keeps_its_cache() -> None:
     spec = ModelRunSpec("gpt2", "train", 2, 16)
     dims = tiny(find_dims("gpt2"))
-    built = building.build_model(spec, torch, "cpu", dims)
+    built = module.build_model(spec, torch, "cpu", dims)
     before = [p.detach().clone() for p in built.module.parameters()]
-    step = building.make_iteration(built, spec, torch, "cpu", dims)
+    step = module.make_iteration(built, spec, torch, "cpu", dims)
     step()
     changed = [not torch.equal(a, b) for a, b in zip(before, built.module.parameters(), strict=True)]
     assert any(changed)
     decode = replace(spec, phase="decode")
-    again = building.build_model(decode, torch, "cpu", dims)
-    one = building.make_iteration(again, decode, torch, "cpu", dims)
+    again = module.build_model(decode, torch, "cpu", dims)
+    one = module.make_iteration(again, decode, torch, "cpu", dims)
     lengths = [one().past_key_values.get_seq_length() for _ in range(3)]
     assert lengths == [17, 17, 17]
 
@@ -291,21 +291,21 @@ def test_training_changes_weights_and_decoding_keeps_its_cache() -> None:
 def test_a_model_that_fails_costs_only_its_rows(
     bench: OperatorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = building.build_model
+    build = module.build_model
 
     def failing(spec: ModelRunSpec, *rest: Any) -> Any:
         if spec.model == "bert-large":
             raise RuntimeError("CUDA out of memory")
         return build(spec, *rest)
 
-    monkeypatch.setattr(building, "build_model", failing)
+    monkeypatch.setattr(module, "build_model", failing)
     wanted = [*specs_of("bert-large", ("prefill", True)), *specs_of("gpt2", ("prefill", True))]
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, wanted)
     failed, good = read(tmp_path / "models.jsonl")
     assert failed.error == "RuntimeError: CUDA out of memory"
     assert good.power_w == pytest.approx(300.0, rel=0.01)
-    monkeypatch.setattr(building, "build_model", build)
+    monkeypatch.setattr(module, "build_model", build)
     again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(again, wanted)
     assert again.counts == {"models": 1}  # only the failed row, a second time
@@ -392,8 +392,8 @@ def test_attention_is_switched_between_rows_of_one_module(model: str, monkeypatc
     built, calls = None, []
     for attention in ("flash", "eager", "flash"):
         spec = ModelRunSpec(model, phase, 2, None if phase == "forward" else 16, attention)
-        built = built or building.build_model(spec, torch, "meta", dims)
+        built = built or module.build_model(spec, torch, "meta", dims)
         fused.clear()
-        building.make_iteration(built, spec, torch, "meta", dims)()
+        module.make_iteration(built, spec, torch, "meta", dims)()
         calls.append(len(fused))
     assert calls == [dims.layers, 0, dims.layers]

@@ -18,6 +18,7 @@ from queue import Empty, Queue
 from typing import Any, TypeVar
 
 from wattcast.core.errors import MissingTool, Refused
+from wattcast.measure.energy_sources import decode_text
 
 T = TypeVar("T")
 
@@ -27,11 +28,7 @@ LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80  # event reasons: power cap
 # Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy in paper 004
 GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
 GPM_SM, GPM_DRAM = 2, 10
-IDLE_BUSY, MEMORY_PHASE, COMPUTE_PHASE = (
-    0.1,
-    0.6,
-    0.3,
-)  # busy below, DRAM and pipe utilisation above which kinds begin
+IDLE_BUSY, MEMORY_PHASE, COMPUTE_PHASE = 0.1, 0.6, 0.3  # busy below, DRAM and pipe use above which kinds begin
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,8 @@ class NvmlCard:
         self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
-        self.name = _decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
-        self.uuid = _decode_text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
+        self.name = decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
+        self.uuid = decode_text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
         self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
 
     def close(self) -> None:
@@ -281,7 +278,3 @@ class _Gpm:
 
 def _scale_reading(value: float | None, factor: float) -> float:
     return math.nan if value is None else value * factor
-
-
-def _decode_text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -100,6 +100,7 @@ def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, Devic
 
 AVERAGE, INSTANT = 185, 186  # NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT
 GPU, MEMORY = 0, 2  # NVML_POWER_SCOPE_*
+POWER_FIELDS = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
 
 
 class NvmlSource:
@@ -121,34 +122,37 @@ class NvmlSource:
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
-            name = _decode_text(pynvml.nvmlDeviceGetName(self._handle))
+            name = decode_text(pynvml.nvmlDeviceGetName(self._handle))
         except pynvml.NVMLError as error:
             raise MissingTool(f"NVML answers {error}.") from None
         return DeviceIdentity(
             name,
-            uuid=_decode_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
-            serial=_decode_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
-            driver=_decode_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
-            library=_decode_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
+            uuid=decode_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
+            serial=decode_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
+            driver=decode_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
+            library=decode_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
             power_limit_w=self._or(None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3),
             top_clock_hz=self._or(None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6),
         )
 
     def energy_j(self) -> float:
-        return self._read(lambda n: n.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3)
+        return self._read(lambda n: n.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3, needed=True)
 
     def sm_clock_hz(self) -> float:
-        return self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 1) * 1e6)
+        return self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 1) * 1e6, needed=True)
 
     def slow(self) -> SlowReadings:
-        average_w, instant_w, memory_w = self._powers()
+        powers = self._ask(lambda n: n.nvmlDeviceGetFieldValues(self._handle, POWER_FIELDS)) or ()
+        watts = [v.value.uiVal / 1e3 if v.nvmlReturn == 0 else math.nan for v in powers] or [math.nan] * 3
+        if math.isnan(watts[0]) and math.isnan(watts[1]):  # older cards have one reading for all
+            watts[1] = self._read(lambda n: n.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
         return SlowReadings(
-            memory_clock_hz=self._soft(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 2) * 1e6),
-            instant_w=instant_w,
-            average_w=average_w,
-            memory_w=memory_w,
-            temperature_c=self._soft(lambda n: float(n.nvmlDeviceGetTemperature(self._handle, 0))),
-            throttle=self._soft(lambda n: float(n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))),
+            memory_clock_hz=self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 2) * 1e6),
+            average_w=watts[0],
+            instant_w=watts[1],
+            memory_w=watts[2],
+            temperature_c=self._read(lambda n: n.nvmlDeviceGetTemperature(self._handle, 0)),
+            throttle=self._read(lambda n: n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)),
         )
 
     def close(self) -> None:
@@ -156,41 +160,21 @@ class NvmlSource:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _powers(self) -> tuple[float, float, float]:
-        """Return average and instant board power and average memory power; older cards have one reading for all."""
-        wanted = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
-        try:
-            values = self._nvml.nvmlDeviceGetFieldValues(self._handle, wanted)
-            watts = [v.value.uiVal / 1e3 if v.nvmlReturn == 0 else math.nan for v in values]
-        except self._nvml.NVMLError as error:
-            self._raise_if_lost(error)
-            watts = [math.nan] * 3
-        if math.isnan(watts[0]) and math.isnan(watts[1]):
-            watts[1] = self._soft(lambda n: n.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
-        return watts[0], watts[1], watts[2]
+    def _read(self, call: Callable[[Any], float], needed: bool = False) -> float:
+        """Return a reading; NaN where the card does not have it, or where one fails that we can do without."""
+        value = self._ask(call, needed)
+        return math.nan if value is None else float(value)
 
-    def _read(self, call: Any) -> float:
-        """Return a reading that must work; a card that does not have it gives NaN."""
+    def _ask(self, call: Callable[[Any], Any], needed: bool = False) -> Any:
+        """Return what the driver answers, None where it refuses; a lost card is an error."""
+        nvml = self._nvml
         try:
-            return float(call(self._nvml))
-        except self._nvml.NVMLError as error:
-            self._raise_if_lost(error)
-            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
-                return math.nan
-            raise ReadError(str(error), error.value) from None
-
-    def _soft(self, call: Any) -> float:
-        """Return a reading that we can do without, NaN where it fails."""
-        try:
-            return float(call(self._nvml))
-        except self._nvml.NVMLError as error:
-            self._raise_if_lost(error)
-            return math.nan
-
-    def _raise_if_lost(self, error: Any) -> None:
-        gone = {self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_UNINITIALIZED}
-        if error.value in gone:
-            raise ReadError(str(error), error.value, lost=True) from None
+            return call(nvml)
+        except nvml.NVMLError as error:
+            lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED)
+            if lost or (needed and error.value != nvml.NVML_ERROR_NOT_SUPPORTED):
+                raise ReadError(str(error), error.value, lost) from None
+            return None
 
     def _or(self, otherwise: Any, call: Any, *arguments: Any) -> Any:
         try:
@@ -199,7 +183,8 @@ class NvmlSource:
             return otherwise
 
 
-def _decode_text(value: str | bytes) -> str:
+def decode_text(value: str | bytes) -> str:
+    """Return a name as text, which older bindings give as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -168,6 +168,7 @@ def engine(
 
     Example: wattcast measure engine --own ./my-model --out rows --budget 300s
     """
+    from wattcast.core.measured_rows import read_lines
     from wattcast.measure.campaigns import engine_campaign
 
     if listed:
@@ -179,7 +180,8 @@ def engine(
     )
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
-    lines = [*engine_campaign.describe_rows(out), *(f"{name}: {count}" for name, count in counts.items())]
+    rows = read_lines(out / "rows.jsonl") if (out / "rows.jsonl").exists() else ()
+    lines = [*map(engine_campaign.describe_row, rows), *(f"{name}: {count}" for name, count in counts.items())]
     code = ExitCode.FAILED if counts.get("models broken off") else ExitCode.OK
     return VerbResult(counts, "\n".join(lines), exit_code=code)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
+from wattcast.core.measured_rows import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.microbench.microbench_results import (
     MicroRow,
@@ -35,22 +36,8 @@ GROUPS = ("arithmetic", "tensor", "memory", "transfer", "structure", "mix", "mul
 SPECIFIED = "specified_per_cycle_sm"
 # name in JSON: attribute of a row, heading in the table (none: not shown), scale and digits there
 NUMBERS: dict[str, tuple[str, str, float, int]] = {
-    "operations": ("operations", "", 1.0, 4),
-    "time_s": ("launch_s", "time ms", 1e3, 4),
-    SPECIFIED: ("", "spec /cycle", 1.0, 4),
-    "operations_per_cycle_sm": ("operations_per_cycle_sm", "real /cycle", 1.0, 4),
-    "power_w": ("power_w", "avg W", 1.0, 4),
-    "max_power_w": ("max_power_w", "max W*", 1.0, 4),
-    "energy_j": ("energy_j", "energy J", 1.0, 3),
-    "operations_per_j": ("operations_per_j", "Gop/J", 1e-9, 3),
-    "energy_j_per_operation": ("operation_j", "nJ/op", 1e9, 3),
-    "energy_above_idle_j_per_operation": ("operation_above_idle_j", "nJ/op above idle", 1e9, 3),
-    "byte_per_s": ("byte_per_s", "TB/s", 1e-12, 4),
-    "memory_power_w": ("memory_power_w", "", 1.0, 4),
-    "latency_cycles": ("latency_cycles", "", 1.0, 4),
-    "latency_s": ("latency_s", "", 1.0, 4),
-    "clock_hz": ("sm_clock_hz", "clock MHz", 1e-6, 4),
-    "effective_clock_hz": ("effective_clock_hz", "true MHz", 1e-6, 4),
+    row["name"]: (row["attribute"], row["heading"], float(row["scale"]), int(row["digits"]))
+    for row in read_shipped_table("wattcast.microbench", "report_columns.csv")
 }
 COLUMNS = ("benchmark", "counted", *(heading for _, heading, _, _ in NUMBERS.values() if heading), "ticks")
 FOOTNOTE = (
@@ -283,21 +270,13 @@ LATENCY_CURVES = {  # curve: title of its panel, name of a plateau
     "ring": ("Ring of lines", "ring of lines"),
     "pages": ("One line in every 2 MiB", "one line a page"),
 }
-CURVES = {  # curve: title, axis, logarithmic
-    "coalescence": ("DRAM coalescence", "Neighbouring lanes with neighbouring words", True),
-    "access": ("DRAM access size", "Bytes a thread and access", True),
-    "conflicts": ("Shared-memory conflicts", "Bank conflicts of an access", False),
-    "divergence": ("Branch divergence", "Paths a warp takes", True),
-    "occupancy": ("Occupancy, one chain of instructions", "Resident warps on an SM", True),
-    "active": ("Active multiprocessors", "Share of SMs with work", False),
-    "icache": ("Instruction cache", "KiB of straight code", True),
-}
+CURVES = {row.pop("curve"): row for row in read_shipped_table("wattcast.microbench", "curves.csv")}
 BY_BYTE = ("access",)  # an operation moves as many bytes as the axis says
 
 
 def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) -> Figure:
     """Draw time and energy of an operation, and mean and maximum power, along a curve (figures 6 to 8)."""
-    title, axis, logarithmic = CURVES[name]
+    title, axis, logarithmic = CURVES[name].values()
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j and r.power_w]
     figure = new_figure(9.0, 3.8)
     left, right = figure.subplots(1, 2)

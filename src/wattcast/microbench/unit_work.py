@@ -18,7 +18,6 @@ caches are left alone.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ ACTIVE = "smsp__thread_inst_executed_per_inst_executed.ratio"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 FROM_L2, TO_L2 = "l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"
 L2_ITSELF = ("lts__t_bytes.sum",)  # counts what goes from one half of the L2 to the other again
-TENSOR = ("sm__pipe_tensor_cycles_active.sum", "sm__cycles_elapsed.sum")
 PIPE = "sm__inst_executed_pipe_{}.sum"
 PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
 FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
@@ -60,23 +58,11 @@ HITS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum"
 TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
 SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
 LAUNCHED = ("launch__grid_size", "launch__block_size")
-# Instructions that an SM could issue while it starts and ends a warp, by thin kernels of the pairs.
-LAUNCH_SLOTS = 80.0
-# unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count
+# unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count.
+# While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of the pairs.
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
-    "dram": ("dram_read", (READ, WRITTEN), 1 / 16.0),
-    "l2": ("l2_read", (FROM_L2, TO_L2), 1 / 16.0),
-    "l1": ("conflicts_0", (WAVEFRONTS,), 32.0),
-    "fp32": ("fp32_fma", ("sm__inst_executed_pipe_fma.sum",), 32.0),
-    "products": ("int32_mad", ("sm__inst_executed_pipe_fmaheavy.sum",), 32.0),
-    "fp64": ("fp64_fma", (FP64,), 32.0),
-    "int": ("int32_add", ("sm__inst_executed_pipe_alu.sum",), 32.0),
-    "special": ("fp32_rcp", (XU,), 32.0),
-    "half": ("fp16x2_fma", ("sm__inst_executed_pipe_fp16.sum",), 32.0),
-    "atomics": ("atomic_own", (REDUCED,), 16.0 / 3.0),
-    "tensor": ("wgmma_bf16", TENSOR, 0.0),
-    "launch": ("fp32_fma", LAUNCHED, 32.0 * LAUNCH_SLOTS),
-    "issue": ("fp32_fma", (INSTRUCTIONS,), 32.0),
+    row["unit"]: (row["benchmark"], tuple(row["metrics"].split()), float(row["operations"]))
+    for row in read_shipped_table("wattcast.microbench", "unit_counts.csv")
 }
 SIZE_METRICS = {size: f"sm__sass_inst_executed_op_memory_{8 * size}b.sum" for size in (1, 2, 4, 8, 16)}
 INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
@@ -297,28 +283,23 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
 
     What ``before`` has counters of, as the kernels are today, comes last.
     """
-    ncu = nsight_counters.find_ncu()
+    nsight_counters.find_ncu()
     began_s = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    metrics = nsight_counters.keep_known_metrics(read_unit_metrics(), nsight_counters.query_metrics(ncu))
     names = tuple(name for name in only if name != "multimedia")
     if names or not only:  # no compiling may happen under the profiler
         compiled = CompiledKernels(CudaDevice.open().architecture, cache_folder(), names)
         compiled.start(2 * worker_count())
         compiled.finish(budget_s / 2)
-    raw = out / "microbench_counters.csv"
-    left_s = budget_s - (time.monotonic() - began_s) - WRITE_S
-    command = [*nsight_counters.make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off"]
-    command += [sys.executable, "-m", "wattcast.measure", "microbench", "--target"]
-    command += ["--out", str(out), "--budget", f"{left_s:.1f}s", *(["--only", ",".join(only)] if only else [])]
-    command += ["--from", str(before)] if before is not None else []
-    said = nsight_counters.run_ncu(command, raw, budget_s + 30.0)
+    verb = ["microbench", *(["--only", ",".join(only)] if only else [])]
+    verb += ["--from", str(before)] if before is not None else []
+    left_s, raw = budget_s - (time.monotonic() - began_s), out / "microbench_counters.csv"
+    lines, metrics = nsight_counters.run_target(raw, verb, read_unit_metrics(), left_s, WRITE_S)
     journal = Journal(out / "microbench_counters.jsonl")
     have = read_counted_ids(out)
-    rows = [row for row in read_unit_table(said.splitlines()) if row["id"] not in have]
+    rows = [row for row in read_unit_table(lines) if row["id"] not in have]
     for row in rows:
         journal.append(row)
-    return {"kernels": len(rows), "metrics": len(metrics)}
+    return {"kernels": len(rows), "metrics": metrics}
 
 
 def read_counted_ids(out: Path) -> set[str]:

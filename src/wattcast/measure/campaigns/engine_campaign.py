@@ -217,6 +217,11 @@ class EngineRequest:
         why = {point["load"]: point["why"] for point in read_points("traffic")}
         return tuple(TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for")) for load in self.loads)
 
+    @property
+    def points(self) -> tuple[StepPoint | TrafficPoint, ...]:
+        """What is measured of every model, steps first: they tell the capacity."""
+        return (*self.step_points, *self.traffic_points)
+
     def plain(self, model: EngineModel) -> dict[str, Any]:
         """Return what the process of a model must know, ready for JSON."""
         return asdict(replace(self, models=(model,))) | {"out": str(self.out), "done": self.done and str(self.done)}
@@ -235,8 +240,7 @@ class EngineRequest:
     def missing_ids(self, model: EngineModel) -> list[str]:
         """Return the ids of planned rows of ``model`` that are not on file; rows without room are on file."""
         done = self.done_ids()
-        points: tuple[StepPoint | TrafficPoint, ...] = (*self.step_points, *self.traffic_points)
-        return [name for point in points if (name := engine_row_id(model, point)) not in done]
+        return [name for point in self.points if (name := engine_row_id(model, point)) not in done]
 
 
 def engine_row_id(model: EngineModel, point: StepPoint | TrafficPoint) -> str:
@@ -371,13 +375,8 @@ def list_models() -> list[str]:
     ]
 
 
-def describe_rows(out: Path) -> list[str]:
-    """Describe each row on file in a short line."""
-    path = out / "rows.jsonl"
-    return [_describe_row(row) for row in (read_lines(path) if path.exists() else ())]
-
-
-def _describe_row(row: dict[str, Any]) -> str:
+def describe_row(row: dict[str, Any]) -> str:
+    """Describe a row in a short line."""
     if row.get("error") or row.get("skipped"):
         return f"{row['id']}: {row.get('error') or row.get('skipped')}"[:300]
     if row["kind"] == "traffic":

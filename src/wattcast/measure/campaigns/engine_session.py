@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import WattcastError, bad_value
+from wattcast.core.errors import CannotWrite, WattcastError, bad_value
 from wattcast.core.measured_rows import Journal, append_rows, read_lines
 from wattcast.measure.campaigns import engine_campaign, engine_steps
+from wattcast.measure.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import summarise_window
 from wattcast.measure.sampler import Sampler
@@ -74,9 +75,7 @@ class ServedRequest:
         return row
 
 
-def draw_arrivals(
-    point: engine_campaign.TrafficPoint, rate_per_s: float, max_model_len: int = 2**30
-) -> RequestArrivals:
+def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30) -> RequestArrivals:
     """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the pauses.
 
     Prompts are cut where prompt and output together would be longer than ``max_model_len``.
@@ -91,7 +90,7 @@ def draw_arrivals(
     return RequestArrivals(arrival_s[inside], prompt_tokens[inside], output_tokens[inside])
 
 
-def estimate_capacity(rows: list[dict[str, Any]], point: engine_campaign.TrafficPoint) -> float | None:
+def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
     """Estimate the requests a second the engine can serve, from its step rows; None where they are missing.
 
     A request costs its prompt at the rate of a prefill step and its output at the rate of the largest decode batch:
@@ -149,7 +148,7 @@ def serve_arrivals(
 
 
 def measure_traffic(
-    bench: engine_steps.EngineBench, point: engine_campaign.TrafficPoint, rate_per_s: float, run: str
+    bench: engine_steps.EngineBench, point: TrafficPoint, rate_per_s: float, run: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Measure one serving run; return its summary, its requests, and its steps and power over time as columns."""
     recorder = bench.recorder
@@ -288,16 +287,19 @@ class EngineSession:
         less power. So the engine first gets weights like those of a model before training.
         """
         self.normal_weights = self.fill_weights is not None and self.fill_weights() > 0
-        for point in self.request.step_points:
-            if self._wanted(engine_campaign.engine_row_id(self.model, point), ROW_S):
-                self._measure_step(point)
-        for traffic in self.request.traffic_points:
-            if self._wanted(engine_campaign.engine_row_id(self.model, traffic), traffic.duration_s + DRAIN_S + 3.0):
-                self._serve(traffic)
+        for point in self.request.points:
+            name = engine_campaign.engine_row_id(self.model, point)
+            needs_s = ROW_S if isinstance(point, StepPoint) else point.duration_s + DRAIN_S + 3.0
+            if name in self.done:
+                self.counts["on file"] += 1
+            elif self.left_s < needs_s:
+                self.counts["left for another call"] += 1
+            else:
+                self._measure(name, point)
         return self.counts
 
-    def append(self, name: str, kind: str, **values: Any) -> None:
-        """Save one row with what all rows say."""
+    def append(self, name: str, kind: str, **values: Any) -> dict[str, Any]:
+        """Save one row with what all rows say, and return it."""
         model = self.model
         shared = {
             "id": name,
@@ -311,71 +313,49 @@ class EngineSession:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         self.rows.append(shared | values)
+        return shared | values
 
-    def _wanted(self, name: str, needs_s: float) -> bool:
-        if name in self.done:
-            self.counts["on file"] += 1
-            return False
-        if self.left_s < needs_s:
-            self.counts["left for another call"] += 1
-            return False
-        return True
-
-    def _measure_step(self, point: engine_campaign.StepPoint) -> None:
-        name, began_s = engine_campaign.engine_row_id(self.model, point), self.clock()
+    def _measure(self, name: str, point: StepPoint | TrafficPoint) -> None:
+        """Measure and save one row; after a failure a broken sampler is started again, a lost GPU ends the model."""
+        began_s, serves, lost = self.clock(), isinstance(point, TrafficPoint), None
         planned = {key: value for key, value in asdict(point).items() if key != "temperature" or value}
-        if not point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
-            self.append(name, point.kind, **planned, skipped=f"no room in a cache of {self.cache_tokens} tokens")
-            self.counts["no room"] += 1
-            return
         try:
             gc.collect()
-            row = engine_steps.measure_point(self.bench, point)
+            if isinstance(point, TrafficPoint):
+                planned["held_out_load"] = point.held_out
+                row = self._serve(name, point)
+            elif point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
+                row = engine_steps.measure_point(self.bench, point)
+            else:
+                row = {"skipped": f"no room in a cache of {self.cache_tokens} tokens"}
+        except CannotWrite:  # no later row could be kept either
+            raise
         except Exception as error:
-            self._fail(name, point.kind, error, **planned)
-            return
-        self.append(name, point.kind, **planned, **row)
-        self.counts["measured"] += 1
-        power, latency = f"{row['power_w']:.0f} W", f"{1e3 * row['latency_s']:.3f} ms"
-        said = f"{latency}, host {1e3 * row['host_s']:.3f} ms, {power}, {', '.join(row['flags']) or 'no flags'}"
-        say(f"  {name}: {said} ({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)")
+            row = {"error": f"{type(error).__name__}: {error}"[:400]}
+            lost = error if not isinstance(error, WattcastError) and "CUDA" in row["error"] else None
+        done = "failed" if "error" in row else "no room" if "skipped" in row else "served" if serves else "measured"
+        self.counts[done] += 1
+        saved = self.append(name, "traffic" if isinstance(point, TrafficPoint) else point.kind, **planned, **row)
+        spent = f"({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)"
+        say(f"  {engine_campaign.describe_row(saved)} {spent}")
+        if lost is not None:
+            raise lost
+        if done == "failed" and not self.bench.sampler.healthy:
+            self.bench.sampler.restart()
 
-    def _serve(self, point: engine_campaign.TrafficPoint) -> None:
-        name, began_s = engine_campaign.engine_row_id(self.model, point), self.clock()
-        planned = asdict(point) | {"held_out_load": point.held_out}
-        try:
-            folders = [self.request.out, *([self.request.done] if self.request.done else [])]
-            paths = [path for folder in folders if (path := folder / "rows.jsonl").exists()]
-            rows = [row for path in paths for row in read_lines(path) if row.get("model") == self.model.name]
-            capacity_per_s = estimate_capacity(rows, point)
-            if capacity_per_s is None:
-                raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
-            gc.collect()
-            rate_per_s = point.load * capacity_per_s
-            row, requests, steps, power = measure_traffic(self.bench, point, rate_per_s, name)
-        except Exception as error:
-            self._fail(name, "traffic", error, **planned)
-            return
-        out = self.request.out
+    def _serve(self, name: str, point: TrafficPoint) -> dict[str, Any]:
+        """Serve arrivals at a share of the capacity that step rows show; keep requests, steps and power."""
+        out, done = self.request.out, self.request.done
+        paths = [path for folder in (out, done) if folder and (path := folder / "rows.jsonl").exists()]
+        rows = [row for path in paths for row in read_lines(path) if row.get("model") == self.model.name]
+        capacity_per_s = estimate_capacity(rows, point)
+        if capacity_per_s is None:
+            raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
+        row, requests, steps, power = measure_traffic(self.bench, point, point.load * capacity_per_s, name)
         append_rows(out / "requests.jsonl", requests)
         append_rows(out / "steps.jsonl", [steps])
         append_rows(out / "power.jsonl", [power])
-        self.append(name, "traffic", **planned, capacity_per_s=capacity_per_s, **row)
-        self.counts["served"] += 1
-        ttft, tpot = row["ttft_s"].get("p50", 0.0), row["tpot_s"].get("p50", 0.0)
-        said = f"{row['finished']} of {row['requests']} requests at {rate_per_s:.2f}/s, TTFT {1e3 * ttft:.1f} ms"
-        power_w = row.get("power_w") or 0.0
-        say(f"  {name}: {said}, TPOT {1e3 * tpot:.2f} ms, {power_w:.0f} W ({self.clock() - began_s:.1f} s)")
-
-    def _fail(self, name: str, kind: str, error: Exception, **planned: Any) -> None:
-        """Record what went wrong; a broken sampler is started again, a broken GPU ends the model."""
-        self.append(name, kind, **planned, error=f"{type(error).__name__}: {error}"[:400])
-        self.counts["failed"] += 1
-        say(f"  {name}: {type(error).__name__}: {error}")
-        if not isinstance(error, WattcastError) and "CUDA" in f"{type(error).__name__} {error}":
-            raise error
-        if not self.bench.sampler.healthy:
-            self.bench.sampler.restart()
+        return {"capacity_per_s": capacity_per_s} | row
 
 
 def run_model(order: dict[str, Any]) -> int:

@@ -1,30 +1,357 @@
 """Run ``measure models``: time, power and clock of whole models, a test set that is never used for fitting.
 
+``model_plan.csv`` lists the rows; ``models.csv`` has the published dimensions, so that a bare GPU node needs no
+catalogue reader (a test compares both with ``workload/catalogue``). A tier is measured whole before the next, and
+rows of one model lie together inside a tier, so that a model is built once a tier, with random weights.
+
 Each row is saved as soon as it is measured. Profiles of eager iterations come last, because the profiler's hooks
 stay in the process; in them only shares of time count, since the clock is whatever it happened to be.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import check_names, unknown_name
-from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.errors import BadInput, MissingTool, bad_value, check_names, unknown_name
+from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
 from wattcast.core.whole_files import hold_folder
-from wattcast.measure.campaigns import model_runs
-from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, list_trace_events
+from wattcast.measure.campaigns.campaign_engine import (
+    Campaign,
+    OperatorBench,
+    TorchDevice,
+    import_cuda_torch,
+    list_trace_events,
+)
+from wattcast.measure.campaigns.elementwise_calls import torch_dtype
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, await_clock, hold_load, say
+
+VISION = ("vit", "resnet")
+
+
+@dataclass(frozen=True)
+class ModelDims:
+    """Published dimensions of one model; zero where an architecture has no such size."""
+
+    model: str
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    tied: bool
+
+    @property
+    def vision(self) -> bool:
+        """Whether it takes pictures."""
+        return self.architecture in VISION
+
+
+@dataclass(frozen=True)
+class ModelRunSpec:
+    """One row to measure: the options of ``wattcast predict``, and who launches the kernels.
+
+    ``graph`` true: one CUDA graph of a whole iteration, so that the GPU never waits for the host.
+    """
+
+    model: str
+    phase: str
+    batch: int
+    seq: int | None
+    attention: str = "flash"
+    graph: bool = True
+    tier: int = 1
+    dtype: str = "bf16"
+
+    @property
+    def id(self) -> str:
+        """The same in every run, so that a campaign can be continued."""
+        size = f"-s{self.seq}" if self.seq else ""
+        run = "graph" if self.graph else "eager-launch"
+        return f"model-{self.model}-{self.phase}-b{self.batch}{size}-{self.attention}-{self.dtype}-{run}"
+
+    @property
+    def head(self) -> str:
+        """For which tokens the language-model head runs; empty for a model of pictures."""
+        if find_dims(self.model).vision:
+            return ""
+        if self.phase == "train":
+            return "all"
+        return "none" if find_dims(self.model).architecture == "bert" else "last"
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """The options of ``wattcast predict`` that say the same."""
+        options = {name: getattr(self, name) for name in ("batch", "seq", "phase", "dtype", "attention", "head")}
+        return {name: value for name, value in (options | {"stack": "eager"}).items() if value not in (None, "")}
+
+
+@cache
+def read_model_plan() -> tuple[ModelRunSpec, ...]:
+    """Read every planned row, the most valuable first."""
+    specs = []
+    for row in read_shipped_table("wattcast.measure.campaigns", "model_plan.csv"):
+        sizes = int(row["batch"]), int(row["seq"]) if row["seq"] else None
+        graph, tier = row["run"] == "graph", int(row["tier"])
+        specs.append(ModelRunSpec(row["model"], row["phase"], *sizes, row["attention"], graph, tier))
+    return tuple(sorted(specs, key=lambda spec: spec.tier))
+
+
+@cache
+def find_dims(model: str) -> ModelDims:
+    """Return the published dimensions of a planned model."""
+    rows = {row.pop("model"): row for row in read_shipped_table("wattcast.measure.campaigns", "models.csv")}
+    if model not in rows:
+        raise BadInput(f"no dimensions of {model} in models.csv, which has {', '.join(rows)}.")
+    numbers = {name: int(cell) for name, cell in rows[model].items() if cell.isdigit()}
+    return ModelDims(model, rows[model]["architecture"], tied=rows[model]["tied"] == "yes", **numbers)
+
+
+_IMAGE = 224
+_RESNET_DEPTHS = [3, 4, 6, 3]
+LEARNING_RATE = 1e-6  # weights hardly move over a row, so that every iteration sees the same kind of data
+
+
+@dataclass
+class BuiltModel:
+    """A module on the device, and what for: rows of one model share it where they can."""
+
+    module: Any
+    model: str
+    training: bool
+    parameters: int
+
+
+def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None) -> BuiltModel:
+    """Build the module of a row with random weights; ``dims`` makes it smaller for a test."""
+    config, kind = _make_config(dims or find_dims(spec.model), spec, _import_transformers())
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch_dtype(torch, spec.dtype))
+    try:
+        with torch.device(device):
+            module = getattr(_import_transformers(), kind)(config)
+    finally:
+        torch.set_default_dtype(before)
+    module = module.train() if spec.phase == "train" else module.eval()
+    # looks at the tokens' values, for which the host would wait
+    module.apply(lambda part: setattr(part, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None))
+    return BuiltModel(module, spec.model, spec.phase == "train", sum(p.numel() for p in module.parameters()))
+
+
+def fits_model(built: BuiltModel | None, spec: ModelRunSpec) -> bool:
+    """Return whether a module built for another row can run this one: same model, same mode."""
+    return built is not None and built.model == spec.model and built.training == (spec.phase == "train")
+
+
+def make_iteration(
+    built: BuiltModel, spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None
+) -> Callable[[], Any]:
+    """Return one iteration of the row as a function that can be called any number of times."""
+    dims = dims or find_dims(spec.model)
+    module = built.module
+    if dims.architecture != "resnet":  # every layer reads this at each call
+        module.config._attn_implementation = "sdpa" if spec.attention == "flash" else "eager"
+    if spec.phase == "train":
+        return _make_training_step(module, _draw_inputs(spec, dims, torch, device), torch, device)
+    given = _draw_inputs(spec, dims, torch, device)
+    if spec.phase == "decode":
+        return _make_decoding_step(module, given, spec, dims, torch, device)
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return module(**given)
+
+    return forward
+
+
+def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dict[str, Any]:
+    """Return what the module is called with, drawn at random."""
+    if dims.vision:
+        shape = (spec.batch, 3, _IMAGE, _IMAGE)
+        return {"pixel_values": torch.randn(shape, device=device).to(torch_dtype(torch, spec.dtype))}
+    if spec.seq is None:
+        raise bad_value(f"{spec.id}: seq", "a sequence length for a language model", None)
+    length = 1 if spec.phase == "decode" else spec.seq
+    tokens = torch.randint(1, dims.vocab, (spec.batch, length), device=device)
+    if spec.phase == "train":
+        given = {"input_ids": tokens, "labels": tokens.clone()}
+        return given if dims.architecture == "bert" else {**given, "use_cache": False}
+    if dims.architecture == "bert":
+        return {"input_ids": tokens}
+    return {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
+
+
+def _make_training_step(module: Any, given: dict[str, Any], torch: Any, device: str) -> Callable[[], Any]:
+    captured = str(device).startswith("cuda")
+    optimiser = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured)
+
+    def step() -> Any:
+        optimiser.zero_grad(set_to_none=True)
+        loss = module(**given).loss
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    return step
+
+
+def _make_decoding_step(
+    module: Any, given: dict[str, Any], spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str
+) -> Callable[[], Any]:
+    """Return a step of one token behind a cache of ``seq``, which is as long as before after each step."""
+    cache = _import_transformers().DynamicCache(config=module.config)
+    shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
+    dtype = torch_dtype(torch, spec.dtype)
+    for layer in range(dims.layers):
+        cache.update(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)), layer)
+    full = [(layer.keys, layer.values) for layer in cache.layers]
+
+    def step() -> Any:
+        for layer, (keys, values) in zip(cache.layers, full, strict=True):
+            layer.keys, layer.values = keys, values
+        with torch.no_grad():
+            return module(**given, past_key_values=cache)
+
+    return step
+
+
+def _make_config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
+    """Return the configuration and the name of the class in transformers, by ``model_classes.jsonl``."""
+    lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
+    known = next(line for line in lines if line["architecture"] == dims.architecture)
+    sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get("fixed", {})
+    if dims.architecture == "resnet":
+        sizes["depths"] = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
+    kind: str = known["class"] if spec.phase != "train" else known.get("training_class") or known["class"]
+    return getattr(transformers, known["config"])(**sizes), kind
+
+
+def _import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingTool(
+            "measuring whole models needs transformers 5. Install it: pip install 'wattcast[torch]'."
+        ) from None
+    return transformers
+
+
+WARM_UP = 3
+
+
+class ModelDevice(TorchDevice):
+    """A device that runs iterations of whole models. ``open`` starts it."""
+
+    name = "cuda"
+
+    @classmethod
+    def open(cls) -> ModelDevice:
+        """Open the first CUDA device, or raise an error that says what is missing."""
+        torch = import_cuda_torch("measuring whole models")
+        torch.manual_seed(0)
+        return cls(torch)
+
+    def warm(self, run: Callable[[], Any]) -> float:
+        """Run a few iterations on the stream; seconds of the last, with whatever the host costs."""
+        begin = end = self.mark()
+        with self.on_stream():
+            self.stream.wait_stream(self.torch.cuda.default_stream())
+            for _ in range(WARM_UP):
+                begin = self.mark()
+                run()
+                end = self.mark()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Capture one iteration as a CUDA graph and return what replays it."""
+        graph = self.torch.cuda.CUDAGraph()
+        with eager_settings(self.torch), self.torch.cuda.graph(graph, stream=self.stream):
+            held = run()
+        kept = [held]  # outputs live in the graph's pool as long as it may be replayed
+
+        def replay() -> None:
+            graph.replay()
+
+        def drop() -> None:
+            kept.clear()
+            graph.reset()
+
+        replay.drop = drop  # type: ignore[attr-defined]
+        return replay
+
+    def issue(self, run: Callable[[], Any], times: int) -> None:
+        """Queue iterations on the stream; an eager iteration is launched by the host as it goes."""
+        with self.on_stream():
+            for _ in range(times):
+                run()
+
+    @contextlib.contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Send the work inside to the stream that is timed."""
+        with self.torch.cuda.stream(self.stream):
+            yield
+
+    def recover(self) -> None:
+        """Give cached memory back, and count the most that is held from now on."""
+        gc.collect()
+        super().recover()
+        self.torch.cuda.reset_peak_memory_stats()
+
+    @property
+    def peak_byte(self) -> int:
+        """Most memory held since the last ``recover``."""
+        return int(self.torch.cuda.max_memory_reserved())
+
+
+@contextlib.contextmanager
+def eager_settings(torch: Any) -> Iterator[None]:
+    """Make Hugging Face choose what it does in an eager run on unpadded sequences, with scalars on the device."""
+    from transformers import masking_utils
+    from transformers.utils import import_utils
+
+    changed = [
+        (import_utils, "is_cuda_stream_capturing", lambda: False),
+        (masking_utils, "find_packed_sequence_indices", lambda *_, **__: None),
+        (torch, "tensor", _scalar_on_device(torch, torch.tensor)),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed if hasattr(owner, name)]
+    for owner, name, value in changed:
+        if hasattr(owner, name):
+            setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _scalar_on_device(torch: Any, tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``torch.tensor`` that fills scalars on their device, since no capture allows copying them there."""
+
+    def make(data: Any, *, device: Any = None, dtype: Any = None, **rest: Any) -> Any:
+        if device is not None and isinstance(data, (bool, int, float)) and not rest:
+            return torch.full((), data, device=device, dtype=dtype or tensor(data).dtype)
+        return tensor(data, device=device, dtype=dtype, **rest)
+
+    return make
+
 
 LONGEST_NAME = 200
 
@@ -59,15 +386,13 @@ TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
 SETTLE = SettlingRule(longest_s=5.0)
 
 
-def make_blank_model_row(bench: OperatorBench, spec: model_runs.ModelRunSpec) -> ModelRow:
+def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
     told = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
     return ModelRow(**told, run=bench.run, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def measure_model(
-    bench: OperatorBench, spec: model_runs.ModelRunSpec, built: model_runs.BuiltModel, run: Callable[[], Any]
-) -> ModelRow:
+def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:
     """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
     row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.gpu
     flags: tuple[str, ...] = ()
@@ -126,16 +451,16 @@ ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
 class ModelCampaign(Campaign):
     """One call of ``measure models``. ``cut`` makes a model small, for tests."""
 
-    cut: Callable[[model_runs.ModelDims], model_runs.ModelDims] = field(default=lambda dims: dims)
-    built: model_runs.BuiltModel | None = None
+    cut: Callable[[ModelDims], ModelDims] = field(default=lambda dims: dims)
+    built: BuiltModel | None = None
 
-    def prepared(self, spec: model_runs.ModelRunSpec) -> tuple[model_runs.BuiltModel, Callable[[], Any]]:
+    def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
         """Return the module of a row, the one at hand where it serves, and one iteration of it."""
-        device, dims = self.bench.gpu, self.cut(model_runs.find_dims(spec.model))
-        if self.built is None or not model_runs.fits_model(self.built, spec):
+        device, dims = self.bench.gpu, self.cut(find_dims(spec.model))
+        if self.built is None or not fits_model(self.built, spec):
             self.recover()
-            self.built = model_runs.build_model(spec, device.torch, device.name, dims)
-        return self.built, model_runs.make_iteration(self.built, spec, device.torch, device.name, dims)
+            self.built = build_model(spec, device.torch, device.name, dims)
+        return self.built, make_iteration(self.built, spec, device.torch, device.name, dims)
 
     def recover(self) -> None:
         """Forget the module and give its memory back."""
@@ -143,11 +468,11 @@ class ModelCampaign(Campaign):
         super().recover()
 
 
-def measure_step(campaign: ModelCampaign, specs: list[model_runs.ModelRunSpec]) -> None:
+def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     """Measure a row of every planned workload that is not on file yet."""
     bench, done = campaign.bench, campaign.journal("models").ids
 
-    def measure(spec: model_runs.ModelRunSpec) -> ModelRow:
+    def measure(spec: ModelRunSpec) -> ModelRow:
         return measure_model(bench, spec, *campaign.prepared(spec))
 
     for spec in campaign.within([s for s in specs if s.id not in done], ROW_S, "models", every=1):
@@ -161,11 +486,11 @@ def measure_step(campaign: ModelCampaign, specs: list[model_runs.ModelRunSpec]) 
     campaign.recover()
 
 
-def profile_step(campaign: ModelCampaign, specs: list[model_runs.ModelRunSpec]) -> None:
+def profile_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     """Profile the kernels of each row's iteration, launched eagerly."""
     bench, done = campaign.bench, campaign.journal("model_kernels").ids
 
-    def profile(spec: model_runs.ModelRunSpec) -> ModelKernels:
+    def profile(spec: ModelRunSpec) -> ModelKernels:
         return profile_iteration(bench.gpu, spec.id, campaign.prepared(spec)[1], bench.run)
 
     for spec in campaign.within([s for s in specs if s.id not in done], PROFILE_S, "profile", every=1):
@@ -189,7 +514,7 @@ def run_models(
     check_names("step", steps, STEPS)
     specs = choose_model_specs(only, few, tier)
     began_s = time.monotonic()
-    device = model_runs.ModelDevice.open()
+    device = ModelDevice.open()
     with hold_folder(out), Sampler("nvml") as sampler:
         campaign = ModelCampaign(OperatorBench.open(device, sampler, out, rule=SETTLE), out, began_s + budget_s)
         say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
@@ -198,13 +523,13 @@ def run_models(
         return campaign.finish()
 
 
-def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[model_runs.ModelRunSpec]:
+def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
     """Choose rows of the plan: all, those of one model or one tier, or the first few."""
-    known = list(dict.fromkeys(spec.model for spec in model_runs.read_model_plan()))
+    known = list(dict.fromkeys(spec.model for spec in read_model_plan()))
     if only and only not in known:
         raise unknown_name("planned model", only, known, f"Planned: {', '.join(known)}.")
-    tiers = sorted({spec.tier for spec in model_runs.read_model_plan()})
+    tiers = sorted({spec.tier for spec in read_model_plan()})
     if tier and tier not in tiers:
         raise unknown_name("tier", str(tier), map(str, tiers), f"Planned: {', '.join(map(str, tiers))}.")
-    specs = [spec for spec in model_runs.read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
+    specs = [spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
     return specs[:few] if few else specs

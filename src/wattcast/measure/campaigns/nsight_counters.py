@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
@@ -22,16 +22,8 @@ from wattcast.core.measured_rows import Journal, Plain, read_shipped_table
 from wattcast.measure.campaigns.kernel_campaign import read_listed
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 
-COUNTED = {
-    "linear": 34,
-    "bmm": 8,
-    "conv2d": 14,
-    "softmax": 6,
-    "layernorm": 5,
-    "rmsnorm": 4,
-    "elementwise": 20,
-    "attention": 16,
-}
+COUNTED = {"linear": 34, "bmm": 8, "conv2d": 14, "softmax": 6, "layernorm": 5, "rmsnorm": 4}
+COUNTED |= {"elementwise": 20, "attention": 16}
 POOL_BYTE = {"bf16": 15 * 10**8, "fp16": 10**9, "fp32": 2 * 10**9, "fp8": 5 * 10**8}
 RANGE = "wattcast:"
 FAILURES_BEFORE_STOP = 5
@@ -74,34 +66,39 @@ def make_collect_command(command: list[str], raw: Path, wanted: list[str]) -> No
 
 def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "") -> dict[str, int]:
     """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to ``counters.jsonl``."""
-    ncu = find_ncu()
+    find_ncu()
     choose_counted_specs(few, listed)  # a list that cannot be read is said before anything is started
-    began_s = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    metrics = keep_known_metrics(read_wanted_metrics(), query_metrics(ncu))
-    raw = out / "counters.csv"
-    left_s = budget_s - (time.monotonic() - began_s) - 25.0
-    command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off", "--nvtx"]
-    command += [sys.executable, "-m", "wattcast.measure", "counters", "--target", "--out", str(out)]
-    command += ["--budget", f"{left_s}s", "--few", str(few), "--plan", listed]
-    rows = list(read_counter_table(run_ncu(command, raw, budget_s + 20.0).splitlines()))
-    journal = Journal(out / "counters.jsonl")
+    target = ["counters", "--few", str(few), "--plan", listed]
+    lines, metrics = run_target(out / "counters.csv", target, read_wanted_metrics(), budget_s, 25.0, ("--nvtx",))
+    rows, journal = list(read_counter_table(lines)), Journal(out / "counters.jsonl")
     for row in rows:
         if row["id"] not in journal.ids:
             journal.append(row)
-    return {"kernels": len(rows), "operators": len({row["spec"] for row in rows}), "metrics": len(metrics)}
+    return {"kernels": len(rows), "operators": len({row["spec"] for row in rows}), "metrics": metrics}
 
 
-def run_ncu(command: list[str], raw: Path, longest_s: float) -> str:
-    """Run ``ncu`` and return the table it wrote, empty where there is none; what went wrong goes to stderr."""
+def run_target(
+    raw: Path, verb: list[str], wanted: list[str], budget_s: float, write_s: float, options: Sequence[str] = ()
+) -> tuple[list[str], int]:
+    """Run a verb of this package under ``ncu``; return the lines of the table, and how many metrics were collected.
+
+    ``write_s`` of the budget is kept back, since ``ncu`` writes its table after the program has ended. Where it
+    writes none, there are no lines, and stderr says what went wrong.
+    """
+    began_s, ncu = time.monotonic(), find_ncu()
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    metrics = keep_known_metrics(wanted, query_metrics(ncu))
+    command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off", *options]
+    command += [sys.executable, "-m", "wattcast.measure", *verb, "--target", "--out", str(raw.parent)]
+    command += ["--budget", f"{budget_s - (time.monotonic() - began_s) - write_s:.1f}s"]
     try:
-        code = subprocess.run(command, timeout=longest_s, check=False).returncode
+        code = subprocess.run(command, timeout=budget_s + 20.0, check=False).returncode
     except subprocess.TimeoutExpired:
         code = -1
     said = raw.read_text(errors="replace") if raw.exists() else ""
     if code != 0 or not said:
         print(f"ncu ended with {code}. {said[-600:]}", file=sys.stderr)
-    return said
+    return said.splitlines(), len(metrics)
 
 
 def read_wanted_metrics() -> list[str]:

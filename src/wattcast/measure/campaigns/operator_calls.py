@@ -21,83 +21,6 @@ from wattcast.measure.campaigns.elementwise_calls import DROPPED, CallBuilder, O
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 
 
-def _row_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Compute the gradient of softmax, layer norm or RMS norm over rows; of the norms with those of their weights."""
-    o = spec.operator
-    rows, dim, width = o["rows"], o["dim"], torch_dtype(builder.torch, o["dtype"]).itemsize
-    byte = 3 * rows * dim * width
-    sets = builder.sets(spec, byte, spec.rotated == "all")
-    torch, take = builder.torch, builder.operands.take
-    aten, dtype = torch.ops.aten, o["dtype"]
-
-    def make() -> Callable[[], Any]:
-        grad, x = (take(dtype, rows, dim) for _ in range(2))
-        if o["op"] == "softmax":
-            of = torch_dtype(torch, o.get("out_dtype", dtype))
-            return lambda: aten._softmax_backward_data(grad, x, -1, of)
-        weight = take(dtype, dim)
-        if o["op"] == "rmsnorm":
-            _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
-            return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
-        bias, every = take(dtype, dim), [True, True, True]
-        _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
-        return lambda: aten.native_layer_norm_backward(grad, x, [dim], mean, rstd, weight, bias, every)
-
-    runs = [make() for _ in range(sets)]
-    return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
-
-
-def _attention_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Compute the gradients of queries, keys and values, by cuDNN unless the row says otherwise, as on Hopper."""
-    o = spec.operator
-    batch, heads, kv_heads, q_len, kv_len, dim = (
-        o[name] for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
-    )
-    q, grad = (builder.heads(spec, batch, heads, q_len, dim) for _ in range(2))
-    k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in range(2))
-    chance, causal = DROPPED if o.get("dropout") else 0.0, bool(o["causal"])
-    width = torch_dtype(builder.torch, o["dtype"]).itemsize
-    byte = 4 * batch * dim * (heads * q_len + kv_heads * kv_len) * width
-    aten, qkv = builder.torch.ops.aten, (q, k, v)
-    backend = "cpu" if q.device.type == "cpu" else spec.detail.get("backend", "default")
-    if backend == "cpu":
-        given = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
-        back = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return OperatorCall(lambda i: back(grad, *qkv, *given, chance, causal), 1, byte, 0)
-    if backend == "flash":
-        out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(*qkv, chance, causal, False)
-        back = aten._scaled_dot_product_flash_attention_backward
-        rest = *places, chance, causal, seed, offset
-    else:
-        cudnn = aten._scaled_dot_product_cudnn_attention
-        out, lse, *places, seed, offset, _ = cudnn(*qkv, None, True, chance, causal, False)
-        back = aten._scaled_dot_product_cudnn_attention_backward
-        rest = seed, offset, None, *places, chance, causal
-    return OperatorCall(lambda i: back(grad, *qkv, out, lse, *rest), 1, byte, 0)
-
-
-def _convolution_gradient(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
-    o, torch = spec.operator, builder.torch
-    n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
-    stride, padding, dilation, (p, q) = builder.places(o)
-    of_image, last = o["direction"] == "dgrad", o["channels_last"]
-    width = torch_dtype(torch, o["dtype"]).itemsize
-    weight = k * (c // groups) * r * s
-    sets = builder.sets(spec, weight * width, of_image and spec.rotated != "none")
-    image = builder.image(o["dtype"], n, c, h, w, last)
-    grad = builder.image(o["dtype"], n, k, p, q, last)
-    filters = [builder.image(o["dtype"], k, c // groups, r, s, last) for _ in range(sets)]
-    back = torch.ops.aten.convolution_backward
-    mask = [of_image, not of_image, False]
-
-    def run(i: int) -> Any:
-        given = grad, image, filters[i % sets], None, stride, padding, dilation, False, [0, 0], groups, mask
-        return back(*given)[0 if of_image else 1]
-
-    return OperatorCall(run, sets, (image.numel() + grad.numel()) * width, weight * width)
-
-
 def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) -> OperatorCall:
     """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out before."""
     if fresh:
@@ -107,12 +30,6 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     builder.torch.backends.cudnn.allow_tf32 = wide
     if spec.operator["op"] not in MAKERS:
         return _build_registered(builder, spec)
-    if spec.operator.get("backward") and spec.operator["op"] == "attention":
-        return _attention_gradient(builder, spec)
-    if spec.operator.get("backward"):
-        return _row_gradient(builder, spec)
-    if spec.operator.get("direction", "forward") != "forward":
-        return _convolution_gradient(builder, spec)
     return MAKERS[spec.operator["op"]](builder, spec)
 
 
@@ -168,67 +85,114 @@ def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Convolve, or compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
     torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
     n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
-    weight = k * (c // groups) * r * s
-    width = torch_dtype(torch, dtype).itemsize
-    sets = builder.sets(spec, weight * width, spec.rotated != "none")
-    image = builder.image(dtype, n, c, h, w, o["channels_last"])
-    filters = [builder.image(dtype, k, c // groups, r, s, o["channels_last"]) for _ in range(sets)]
     stride, padding, dilation, (p, q) = builder.places(o)
-    places = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    direction, last, weight = o.get("direction", "forward"), o["channels_last"], k * (c // groups) * r * s
+    width = torch_dtype(torch, dtype).itemsize
     byte = (n * c * h * w + n * k * p * q) * width, weight * width
-    return OperatorCall(lambda i: torch.nn.functional.conv2d(image, filters[i % sets], **places), sets, *byte)
+    sets = builder.sets(spec, weight * width, direction != "wgrad" and spec.rotated != "none")
+    image = builder.image(dtype, n, c, h, w, last)
+    grad = builder.image(dtype, n, k, p, q, last) if direction != "forward" else None
+    filters = [builder.image(dtype, k, c // groups, r, s, last) for _ in range(sets)]
+    places = stride, padding, dilation
+    if grad is None:
+        convolve = torch.nn.functional.conv2d
+        return OperatorCall(lambda i: convolve(image, filters[i % sets], None, *places, groups), sets, *byte)
+    back, of_image = torch.ops.aten.convolution_backward, direction == "dgrad"
+    rest = *places, False, [0, 0], groups, [of_image, not of_image, False]
+    return OperatorCall(lambda i: back(grad, image, filters[i % sets], None, *rest)[not of_image], sets, *byte)
 
 
 def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Run softmax, layer norm or RMS norm over the last dimension."""
-    o, functional = spec.operator, builder.torch.nn.functional
-    dim, dtype = o["dim"], torch_dtype(builder.torch, o["dtype"])
-    out = torch_dtype(builder.torch, o["out_dtype"]) if "out_dtype" in o else dtype
-    weight, bias = (builder.operands.take(o["dtype"], dim) for _ in range(2))
-    applied: dict[str, Callable[[Any], Any]] = {
-        "softmax": lambda x: functional.softmax(x, dim=-1, dtype=None if out is dtype else out),
-        "layernorm": lambda x: functional.layer_norm(x, (dim,), weight, bias, 1e-5),
-        "rmsnorm": lambda x: functional.rms_norm(x, (dim,), weight, 1e-6),
-    }
-    apply, byte = applied[o["op"]], o["rows"] * dim * (dtype.itemsize + out.itemsize)
+    """Run softmax, layer norm or RMS norm over the last dimension, or its gradient, a norm's with its weights'."""
+    o, torch, take = spec.operator, builder.torch, builder.operands.take
+    rows, dim, kind, dtype = o["rows"], o["dim"], o["op"], torch_dtype(torch, o["dtype"])
+    out = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
+    byte = rows * dim * (3 * dtype.itemsize if o.get("backward") else dtype.itemsize + out.itemsize)
     sets = builder.sets(spec, byte, spec.rotated == "all")
-    xs = [builder.operands.take(o["dtype"], o["rows"], dim) for _ in range(sets)]
-    return OperatorCall(lambda i: apply(xs[i % sets]), sets, 0, byte)
+    aten, functional = torch.ops.aten, torch.nn.functional
+    weight, bias = (None, None) if o.get("backward") else (take(o["dtype"], dim) for _ in range(2))
+
+    def apply() -> Callable[[], Any]:
+        x = take(o["dtype"], rows, dim)
+        if kind == "softmax":
+            return lambda: functional.softmax(x, dim=-1, dtype=None if out is dtype else out)
+        if kind == "rmsnorm":
+            return lambda: functional.rms_norm(x, (dim,), weight, 1e-6)
+        return lambda: functional.layer_norm(x, (dim,), weight, bias, 1e-5)
+
+    def turn_back() -> Callable[[], Any]:
+        grad, x = (take(o["dtype"], rows, dim) for _ in range(2))
+        if kind == "softmax":
+            return lambda: aten._softmax_backward_data(grad, x, -1, out)
+        weight = take(o["dtype"], dim)
+        if kind == "rmsnorm":
+            _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
+            return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
+        bias, every = take(o["dtype"], dim), [True, True, True]
+        _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
+        return lambda: aten.native_layer_norm_backward(grad, x, [dim], mean, rstd, weight, bias, every)
+
+    runs = [(turn_back if o.get("backward") else apply)() for _ in range(sets)]
+    return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
 
 
 def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    o = spec.operator
-    batch, heads, kv_heads, q_len, kv_len, dim = (
-        o[name] for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
-    )
-    width = torch_dtype(builder.torch, o["dtype"]).itemsize
-    cache_byte = 2 * batch * kv_heads * kv_len * dim * width
-    sets = builder.sets(spec, cache_byte, spec.rotated == "all")
+    """Attend, or compute the gradients of queries, keys and values."""
+    o, torch = spec.operator, builder.torch
+    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    batch, heads, kv_heads, q_len, kv_len, dim = (o[name] for name in names)
+    width = torch_dtype(torch, o["dtype"]).itemsize
+    query_byte, cache_byte = (2 * batch * dim * n * width for n in (heads * q_len, kv_heads * kv_len))
+    chance, backend = DROPPED if o.get("dropout") else 0.0, spec.detail.get("backend", "default")
     q = builder.heads(spec, batch, heads, q_len, dim)
+    if o.get("backward"):
+        grad = builder.heads(spec, batch, heads, q_len, dim)
+        k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv")
+        run = _make_attention_gradient(torch, grad, (q, k, v), chance, bool(o["causal"]), backend)
+        return OperatorCall(lambda i: run(), 1, 2 * (query_byte + cache_byte), 0)
+    sets = builder.sets(spec, cache_byte, spec.rotated == "all")
     kvs = [[builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
-    fixed_byte = 2 * batch * heads * q_len * dim * width
-    sdpa = builder.torch.nn.functional.scaled_dot_product_attention
-    options: dict[str, Any] = {"is_causal": o["causal"], "enable_gqa": heads != kv_heads}
-    options["dropout_p"] = DROPPED if o.get("dropout") else 0.0
-    run = _with_backend(spec, lambda i: sdpa(q, *kvs[i % sets], **options))
-    return OperatorCall(run, sets, fixed_byte, cache_byte)
+    options: dict[str, Any] = {"is_causal": o["causal"], "enable_gqa": heads != kv_heads, "dropout_p": chance}
+    sdpa = torch.nn.functional.scaled_dot_product_attention
 
+    def attend(i: int) -> Any:
+        return sdpa(q, *kvs[i % sets], **options)
 
-def _with_backend(spec: OperatorSpec, run: Callable[[int], Any]) -> Callable[[int], Any]:
-    backend = spec.detail.get("backend", "default")
     if backend == "default":
-        return run
+        return OperatorCall(attend, sets, query_byte, cache_byte)
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
 
-    def forced(i: int) -> Any:
+    def force_backend(i: int) -> Any:
         with sdpa_kernel(wanted):
-            return run(i)
+            return attend(i)
 
-    return forced
+    return OperatorCall(force_backend, sets, query_byte, cache_byte)
+
+
+def _make_attention_gradient(
+    torch: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool, backend: str
+) -> Callable[[], Any]:
+    """Return the gradient, by cuDNN unless the row says otherwise, as on Hopper."""
+    aten = torch.ops.aten
+    if grad.device.type == "cpu":
+        given = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
+        back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return lambda: back(grad, *qkv, *given, chance, causal)
+    if backend == "flash":
+        out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(*qkv, chance, causal, False)
+        back = aten._scaled_dot_product_flash_attention_backward
+        rest = *places, chance, causal, seed, offset
+    else:
+        cudnn = aten._scaled_dot_product_cudnn_attention
+        out, lse, *places, seed, offset, _ = cudnn(*qkv, None, True, chance, causal, False)
+        back = aten._scaled_dot_product_cudnn_attention_backward
+        rest = seed, offset, None, *places, chance, causal
+    return lambda: back(grad, *qkv, out, lse, *rest)
 
 
 MAKERS: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {  # of an operator; studies add their own
