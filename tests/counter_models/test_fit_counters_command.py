@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from made_tables import activity_of, made_table, truth
+from made_tables import activity_of, made_table
 from numpy.testing import assert_allclose
 
 from wattcast.cli.main import build_command
@@ -157,13 +157,10 @@ def test_figures_are_saved(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_error_planes_show_all_three_kinds(result: CounterFit) -> None:
-    for benchmark in (None, 4):
-        figure = counter_figures.draw_error_planes(result, benchmark)
-        titles = [axes.get_title() for axes in figure.axes[:3]]
-        assert [t.split(":")[0] for t in titles] == ["rate-based", "switched capacitance", "hybrid rail"]
-        assert figure.axes[0].get_ylabel() == "Core clock (MHz)"
-    with pytest.raises(BadInput, match="0 to 13"):
-        counter_figures.draw_error_planes(result, 99)
+    figure = counter_figures.draw_error_planes(result)
+    titles = [axes.get_title() for axes in figure.axes[:3]]
+    assert [t.split(":")[0] for t in titles] == ["rate-based", "switched capacitance", "hybrid rail"]
+    assert figure.axes[0].get_ylabel() == "Core clock (MHz)"
 
 
 def test_costs_show_every_coefficient(result: CounterFit) -> None:
@@ -199,12 +196,6 @@ def test_idle_planes_of_the_tegra_k1() -> None:
     off, on = power.part_w[..., 0, kept].sum(axis=-1), power.total_w[..., 0]
     assert_allclose(off, np.broadcast_to(off[:1], off.shape))
     assert_allclose((on - off)[-1], 0.27 * 1.05 + 2.10e-9 * 1.05**2 * 852e6)
-
-
-def test_voltages_beside_a_published_curve(result: CounterFit) -> None:
-    curve = truth(True).rails[0].rail.voltage
-    figure = counter_figures.draw_rail_voltages(result, {"core": (curve.clock_hz, curve.level)})
-    assert "published" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
 
 
 def test_json_never_holds_nan(result: CounterFit) -> None:

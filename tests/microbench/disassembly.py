@@ -18,11 +18,37 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, WattcastError
-from wattcast.microbench.unit_source import Benchmark, OpcodeCounts
+from wattcast.core.measured_rows import read_lines
+from wattcast.microbench.unit_source import Benchmark
 
 _LABEL = re.compile(r"^(\.L[\w.$]*):")
 _LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T0-9]+\s+)?([A-Z][A-Z0-9_.]*)(.*?);")
 SLACK = 0.02  # by which a count may miss
+OpcodeCounts = tuple[tuple[str, float], ...]  # (regular expression of an opcode, how often)
+TAIL: OpcodeCounts = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
+
+
+@dataclass(frozen=True)
+class DeclaredLoop:
+    """The machine instructions that should result of a benchmark."""
+
+    parts: tuple[OpcodeCounts, ...]  # of one step of each unit
+    around: OpcodeCounts = ()  # at most, once an iteration: address arithmetic, waiting
+
+
+@cache
+def read_declared() -> dict[str, DeclaredLoop]:
+    """Read ``instructions.jsonl``, which has opcodes as ``POPC 1; LOP3.* 1``."""
+    found = {}
+    for line in read_lines(Path(__file__).with_name("instructions.jsonl")):
+        loop = DeclaredLoop(tuple(map(read_opcodes, line["parts"])), read_opcodes(line["around"]))
+        found |= dict.fromkeys(line["of"], loop)
+    return found
+
+
+def read_opcodes(text: str) -> OpcodeCounts:
+    """Read opcodes and how often each comes."""
+    return tuple((opcode, float(count)) for opcode, count in (part.split() for part in text.split("; ") if part))
 
 
 @dataclass(frozen=True)
@@ -99,9 +125,11 @@ def find_main_loop(text: str, wanted: str) -> list[SassInstruction]:
     return max(scored, default=(0, 0, []), key=lambda entry: entry[:2])[2]
 
 
-def check_agreement(benchmark: Benchmark, text: str) -> SassAgreement:
+def check_agreement(benchmark: Benchmark, text: str, declared: DeclaredLoop | None = None) -> SassAgreement:
     """Hold a disassembly against the declaration: operations exactly, what surrounds them at most."""
-    own = _joined([(pattern, n * count) for unit, n in benchmark.parts for pattern, count in unit.opcodes])
+    loop = declared or read_declared()[benchmark.name]
+    steps = zip(benchmark.parts, loop.parts, strict=True)
+    own = _joined([(pattern, n * count) for (_, n), opcodes in steps for pattern, count in opcodes])
     body = [line.opcode for line in find_main_loop(text, own[0][0])]
     left = Counter(body)
     missing, explained = [], 0
@@ -111,9 +139,9 @@ def check_agreement(benchmark: Benchmark, text: str) -> SassAgreement:
         spare = sum(n for op, n in left.items() if re.fullmatch(pattern, op))
         if seen < count * (1.0 - SLACK):
             missing.append(f"{pattern}: {seen} of {count:g}")
-        elif spare > SLACK * count + _allowed(benchmark, pattern):
+        elif spare > SLACK * count + _allowed(loop, pattern):
             missing.append(f"{pattern}: {spare} more than {count:g}")
-    for pattern, count in benchmark.allowances:
+    for pattern, count in (*loop.around, *TAIL):
         explained += _take(left, pattern, count)
     return SassAgreement(explained / len(body) if body else 0.0, tuple(missing), dict(Counter(body)), len(body))
 
@@ -137,10 +165,11 @@ def _take(left: Counter[str], pattern: str, most: float) -> int:
     return taken
 
 
-def _allowed(benchmark: Benchmark, pattern: str) -> float:
+def _allowed(loop: DeclaredLoop, pattern: str) -> float:
     """How many instructions of a declared kind may surround the operations, because both look alike."""
     sample = re.sub(r"\\.|\.\*|[?()]", "", pattern.split("|")[0])
-    return 2.0 + sum(count for other, count in benchmark.allowances if re.fullmatch(other, sample) or other == ".*")
+    around = (*loop.around, *TAIL)
+    return 2.0 + sum(count for other, count in around if re.fullmatch(other, sample) or other == ".*")
 
 
 _REGISTER = re.compile(r"[-|~]*R(\d+)(?:\.64)?(?:\.H\d_H\d|\.\w+)*?(\.reuse)?\|?$")

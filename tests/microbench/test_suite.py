@@ -58,15 +58,16 @@ def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
         "unsigned x = state, k = mixed(state);",
         lambda i: 'asm volatile("add.u32 %0, %0, %1;" : "+r"(x) : "r"(k));',
         "x",
-        ((r"IADD3|VIADD", 1),),
     )
     benchmark = Benchmark("folded", "arithmetic", ((unit, 64),))
-    found = disassembly.check_agreement(benchmark, disassembled(benchmark.source, "sm_90a"))
+    declared = disassembly.DeclaredLoop((((r"IADD3|VIADD", 1.0),),))
+    found = disassembly.check_agreement(benchmark, disassembled(benchmark.source, "sm_90a"), declared)
     assert not found.holds
 
 
 def test_names_are_unique_and_everything_asked_for_is_there() -> None:
     names = [b.name for b in list_benchmarks()]
+    assert set(disassembly.read_declared()) == set(names)
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
     wanted = {
@@ -116,8 +117,8 @@ def test_the_fullest_bank_has_exactly_as_many_words_as_wanted(conflicts: int) ->
 
 
 def test_parts_of_a_mix_are_spread_evenly() -> None:
-    a = BenchUnit("a", "", lambda i: f"a{i}", "0u", ())
-    b = BenchUnit("b", "", lambda i: f"b{i}", "0u", ())
+    a = BenchUnit("a", "", lambda i: f"a{i}", "0u")
+    b = BenchUnit("b", "", lambda i: f"b{i}", "0u")
     assert interleave_steps(((a, 4), (b, 2))) == ["a0", "b0", "a1", "a2", "b1", "a3"]
     assert interleave_steps(((a, 2), (b, 2)), interleave=False) == ["a0", "a1", "b0", "b1"]
 

@@ -5,7 +5,7 @@ Each function takes results and returns one matplotlib Figure; it never shows or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,49 +57,31 @@ def make_counter_figures(result: CounterFit) -> dict[str, FigureMaker]:
     return figures
 
 
-def draw_error_planes(result: CounterFit, benchmark: int | None = None, caption: str = "") -> Figure:
-    """Draw the error of each model over the clock plane on held-out benchmarks (paper figures 1, 9, 10).
-
-    It is the mean absolute error over all benchmarks, or the signed error of one ``benchmark``, as in the paper.
-    """
+def draw_error_planes(result: CounterFit) -> Figure:
+    """Draw the mean error of each model over the clock plane on held-out benchmarks (paper figures 9 and 10)."""
     models = [model for model in SHOWN_MODELS if model in result.kinds]
-    signed = benchmark is not None
     figure = new_figure(4.4 * len(models), 4.6)
     axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    if benchmark is not None and not 0 <= benchmark < result.table.benchmarks:
-        raise bad_value("benchmark", f"0 to {result.table.benchmarks - 1}", benchmark)
-    kept = np.ones(result.table.rows, dtype=bool) if benchmark is None else result.table.benchmark == benchmark
-    planes = []
-    for model in models:
-        predicted_w = result.kinds[model].held_out["benchmark"].predicted_w
-        planes.append(average_error_plane(result.table, predicted_w, signed, kept))
-    reach = max(float(np.nanmax(np.abs(plane))) for _, _, plane in planes)
-    colours, least = ("PuOr_r", -reach) if signed else ("YlOrBr", 0.0)
+    held_w = [result.kinds[model].held_out["benchmark"].predicted_w for model in models]
+    planes = [average_error_plane(result.table, predicted_w) for predicted_w in held_w]
+    reach = max(float(np.nanmax(plane)) for _, _, plane in planes)
     for at, model, (core_hz, memory_hz, plane) in zip(axes, models, planes, strict=True):
         # clocks are in equal steps, since they are uneven
-        image = at.imshow(plane, cmap=colours, vmin=least, vmax=reach, aspect="auto", origin="lower")
+        image = at.imshow(plane, cmap="YlOrBr", vmin=0.0, vmax=reach, aspect="auto", origin="lower")
         for (i, j), value in np.ndenumerate(plane):
             if np.isfinite(value):
-                ink = "white" if abs(value) > 0.7 * reach else "black"
-                text = f"{value:+.0f}" if signed else f"{value:.1f}"
-                at.text(j, i, text, ha="center", va="center", color=ink)
+                ink = "white" if value > 0.7 * reach else "black"
+                at.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink)
         at.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
         at.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz])
         at.set_xlabel("Memory clock (MHz)")
-        size = np.abs(plane)
-        at.set_title(f"{MODEL_TITLES[model]}: {np.nanmean(size):.1f} %, {np.nanmax(size):.0f} % worst")
+        at.set_title(f"{MODEL_TITLES[model]}: {np.nanmean(plane):.1f} %, {np.nanmax(plane):.0f} % worst")
     axes[0].set_ylabel("Core clock (MHz)")
-    label = "Error on unseen work (%)" if signed else "Absolute error on unseen work (%)"
-    figure.colorbar(image, ax=list(axes), label=label, shrink=0.85)
-    who = f"benchmark {benchmark + 1}" if benchmark is not None else f"mean of {result.table.benchmarks} benchmarks"
-    return add_caption(
-        figure, caption or f"{result.table.name}, {who}, each held out" + ("; predicted minus measured" * signed)
-    )
+    figure.colorbar(image, ax=list(axes), label="Absolute error on unseen work (%)", shrink=0.85)
+    return add_caption(figure, f"{result.table.name}, mean of {result.table.benchmarks} benchmarks, each held out")
 
 
-def draw_launch_power(
-    estimate: PowerEstimate, measured: tuple[Array, Array] | None = None, most: int = 8, caption: str = ""
-) -> Figure:
+def draw_launch_power(estimate: PowerEstimate, measured: tuple[Array, Array] | None = None, most: int = 8) -> Figure:
     """Draw watts by part over time, stacked, with measured power as dots (paper figures 8 and 11).
 
     Time in which a kernel without counters ran stays white. ``measured`` is seconds and watts.
@@ -124,16 +106,14 @@ def draw_launch_power(
     axes.set(xlabel="Time (ms)", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    return add_caption(
-        figure, caption or f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W"
-    )
+    return add_caption(figure, f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W")
 
 
-def draw_event_costs(result: CounterFit, caption: str = "") -> Figure:
+def draw_event_costs(result: CounterFit) -> Figure:
     """Draw the watts of each cost at its largest measured value, with the 95 % interval (paper figure 12)."""
     main = main_model_kind(result)
-    default = f"{result.table.name}, {MODEL_TITLES[main.model]}; bars 95 %, clustered by benchmark"
-    return _draw_costs(main.diagnosis.coefficients, caption or default)
+    caption = f"{result.table.name}, {MODEL_TITLES[main.model]}; bars 95 %, clustered by benchmark"
+    return _draw_costs(main.diagnosis.coefficients, caption)
 
 
 def _draw_costs(rows: Sequence[FittedCost], caption: str) -> Figure:
@@ -150,10 +130,8 @@ def _draw_costs(rows: Sequence[FittedCost], caption: str) -> Figure:
     return add_caption(figure, caption)
 
 
-def draw_rail_voltages(
-    result: CounterFit, published: Mapping[str, tuple[Array, Array]] | None = None, caption: str = ""
-) -> Figure:
-    """Draw the inferred relative voltage of each rail with its standard error, and a published curve where given."""
+def draw_rail_voltages(result: CounterFit) -> Figure:
+    """Draw the inferred relative voltage of each rail with its standard error."""
     rails = [rail for rail in result.rails if rail.clock_hz.size > 1]
     if not rails:
         raise bad_value("voltages", "a rail whose clock varies", "none")
@@ -168,18 +146,14 @@ def draw_rail_voltages(
         for index, hz in enumerate(main.how.memory_hz) if rail.rail == "core" and curve.floor_clock_hz.size else ():
             level, label = curve.level_at(main.how.core_hz, float(hz)), f"memory {hz / 1e6:.0f} MHz"
             at.plot(main.how.core_hz / 1e6, level, "--", lw=1, color=_choose_colour(index + 1), label=label)
-        if published and rail.rail in published:
-            at.plot(
-                published[rail.rail][0] / 1e6, published[rail.rail][1], "o", color=MEASURED, ms=4, label="published"
-            )
         at.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
         at.set_xlabel("Clock (MHz)")
         at.legend(frameon=False)
     axes[0].set_ylabel("Relative voltage")
-    return add_caption(figure, caption or f"{result.table.name}; bars one standard error")
+    return add_caption(figure, f"{result.table.name}; bars one standard error")
 
 
-def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
+def draw_training_clocks(result: CounterFit) -> Figure:
     """Draw the error on unseen work over the whole plane against the number of clock pairs in training."""
     figure, axes = new_axes(6.0, 3.8)
     by_memory: dict[int, list[tuple[int, float]]] = {}
@@ -192,7 +166,7 @@ def draw_training_clocks(result: CounterFit, caption: str = "") -> Figure:
     axes.set(xlabel="Clock pairs in training", ylabel="Error on unseen work (%)")
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False)
-    return add_caption(figure, caption or result.table.name)
+    return add_caption(figure, result.table.name)
 
 
 def _choose_colour(index: int) -> str:

@@ -76,20 +76,14 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     )
 
 
-def average_error_plane(
-    table: CounterTable, predicted_w: Array, signed: bool = False, kept: Mask | None = None
-) -> tuple[Array, Array, Array]:
+def average_error_plane(table: CounterTable, predicted_w: Array, signed: bool = False) -> tuple[Array, Array, Array]:
     """Return core clocks, memory clocks, and the mean error in percent at each pair, ``(core, memory)``.
 
-    Pairs that were never measured (in the rows of ``kept``) are NaN.
+    Pairs that were never measured are NaN.
     """
     error = percent_error(predicted_w, table.power_w)
-    error = error if signed else np.abs(error)
     point, clock_hz, memory_clock_hz = rail_terms.operating_points(table)
-    rows = np.ones(table.rows) if kept is None else kept.astype(float)
-    count = np.bincount(point, rows)
-    total = np.bincount(point, np.where(rows > 0, error, 0.0))
-    mean = np.divide(total, count, out=np.full(count.size, np.nan), where=count > 0)
+    mean = np.bincount(point, error if signed else np.abs(error)) / np.bincount(point)
     core, memory = np.unique(clock_hz), np.unique(memory_clock_hz)
     plane = np.full((core.size, memory.size), np.nan)
     plane[np.searchsorted(core, clock_hz), np.searchsorted(memory, memory_clock_hz)] = mean

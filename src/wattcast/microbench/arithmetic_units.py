@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from wattcast.core.measured_rows import read_shipped_table
-from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, asm, inout, into, read_opcodes
+from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, asm, inout, into
 
 CHAINS = 8
 HELD = 128  # steps with one multiplier
@@ -48,10 +48,8 @@ def register_unit(
     kind: str,
     ptx: str = "",
     operands: str = "",
-    opcodes: str = "",
     chains: int = CHAINS,
     declare: str = "",
-    around: str = "",
     **more: Any,
 ) -> BenchUnit:
     """Run chains of registers, of which each step changes one: ``ptx`` makes %0 from itself and from ``operands``.
@@ -90,13 +88,13 @@ def register_unit(
     lines = [f"{type_} {p}{i} = {first.format(i + 1, i + 51)};" for i in range(chains)]
     lines.append(f"{constants} {declare}".replace("{p}", p))
     fold = " ^ ".join(bits.format(f"{p}{i}") for i in range(chains))
-    return BenchUnit(p, " ".join(lines), step, fold, read_opcodes(opcodes), around=read_opcodes(around), **more)
+    return BenchUnit(p, " ".join(lines), step, fold, **more)
 
 
 def compare_unit(name: str) -> BenchUnit:
     """Compare into predicates, which go back to a register at once because they cannot leave a statement."""
     p, preds = name, 6
-    base = register_unit(p, "u32", opcodes=r"ISETP.* 1")
+    base = register_unit(p, "u32")
     pairs = [(i, j) for i in range(CHAINS) for j in range(CHAINS) if i != j]
 
     def step(i: int) -> str:
@@ -106,7 +104,7 @@ def compare_unit(name: str) -> BenchUnit:
 
     declare = f"{base.declare} " + " ".join(f"unsigned {p}_q{n} = 0u;" for n in range(preds))
     fold = f"{base.fold} ^ " + " ^ ".join(f"({p}_q{n} << {n})" for n in range(preds))
-    return replace(base, declare=declare, step=step, fold=fold, around=((r"SEL|ISETP.*", 2.0 * preds),))
+    return replace(base, declare=declare, step=step, fold=fold)
 
 
 def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUnit:
@@ -130,8 +128,7 @@ def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUn
 
     factors = f"const {type_} {p}_g = ({type_})1 + ({p}_a - ({type_})1) * ({type_})0.0625;"
     factors += f" const {type_} {p}_i = ({type_})0.99999 / {p}_g;"
-    opcodes = "DFMA 1" if kind == "f64" else "FFMA 1"
-    return replace(register_unit(p, kind, "", "", opcodes, chains, factors, flop=2.0), step=step)
+    return replace(register_unit(p, kind, "", "", chains, factors, flop=2.0), step=step)
 
 
 def move_unit(name: str, count: int) -> BenchUnit:
@@ -146,7 +143,6 @@ def move_unit(name: str, count: int) -> BenchUnit:
         " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(count)),
         lambda i: "",
         " ^ ".join(f"{p}{i} * {2 * i + 1}u" for i in range(count)),
-        ((r"MOV|IMAD\.MOV.*|UMOV", 1.0),),
         advance=f"{rotated} {p}{count - 1} = t; }}",
         operation="move",
     )
@@ -155,11 +151,9 @@ def move_unit(name: str, count: int) -> BenchUnit:
 def statement_unit(
     name: str,
     ptx: str,
-    opcodes: str,
     operands: str = "",
     declare: str = "",
     fold: str = "0u",
-    around: str = "",
     leads: int = 0,
     memory: bool = False,
     **more: Any,
@@ -181,15 +175,13 @@ def statement_unit(
         declare.replace("{p}", name),
         lambda i: "" if leads else text,
         fold.replace("{p}", name),
-        read_opcodes(opcodes),
         before=before,
-        around=read_opcodes(around),
         one_thread=leads > 0,
         **more,
     )
 
 
-def chain_unit(name: str, kind: str, ptx: str, opcodes: str, operation: str = "instruction") -> BenchUnit:
+def chain_unit(name: str, kind: str, ptx: str, operation: str = "instruction") -> BenchUnit:
     """Let each operation wait for the last: PTX makes %0 from %1, the result before, and %2, a constant."""
     p, (type_, letter, first, bits, _) = name, read_registers(kind)
     names = (f"{p}0", f"{p}1", f"{p}_k")
@@ -198,7 +190,6 @@ def chain_unit(name: str, kind: str, ptx: str, opcodes: str, operation: str = "i
         " ".join(f"{type_} {register} = {first.format(n)};" for n, register in enumerate(names, 1)),
         lambda i: asm(ptx, inout(letter, names[i % 2]), into(letter, names[1 - i % 2], names[2])),
         f"{bits.format(names[0])} ^ {bits.format(names[1])}",
-        read_opcodes(opcodes),
         operation=operation,
     )
 
@@ -212,7 +203,7 @@ def ring_unit(name: str, nodes: int, stride: int, cached: bool = True) -> BenchU
     warm = f'_Pragma("unroll 1") for (unsigned i = 0u; i < {min(nodes, WARM_HOPS)}u; ++i) {hop}'
     first = f"const u64 {p}_first = ((u64)seed * 0x9e3779b97f4a7c15ull >> 16) % {nodes}ull; "
     first += f"u64 {p}_at = (u64)b + {p}_first * {stride}ull + ({p}_first * {LINE_BYTE}ull & {stride - 1}ull); "
-    return BenchUnit(p, first + warm, lambda i: hop, f"(unsigned){p}_at", ((r"LDG.*", 1),), operation="load")
+    return BenchUnit(p, first + warm, lambda i: hop, f"(unsigned){p}_at", operation="load")
 
 
 def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
@@ -238,7 +229,6 @@ def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
         declare,
         lambda i: hop,
         f"(unsigned){p}_at",
-        ((r"LDS.*|LD\.E.*", 1),),
         finish=CLUSTER_SYNC if far else "",
         operation="load",
         cluster=cluster,

@@ -22,7 +22,7 @@ from typing import Any
 from wattcast.core.errors import check_names
 from wattcast.core.measured_rows import Plain, read_lines
 from wattcast.microbench import arithmetic_units, memory_units, tensor_units
-from wattcast.microbench.unit_source import Benchmark, BenchUnit, read_opcodes
+from wattcast.microbench.unit_source import Benchmark, BenchUnit
 
 TRANSFERS = ("dram_memcpy", "pcie_to_device", "pcie_to_host", "pcie_both", "peer_copy")  # by the driver
 
@@ -67,7 +67,6 @@ def _make_benchmark(settings: Plain, known: dict[str, BenchUnit]) -> Benchmark:
     if "unit" in settings:
         parts.append((_make_unit(**{"name": name} | settings.pop("unit")), settings.pop("steps")))
     parts += [(known[part], steps) for part, steps in settings.pop("parts", {}).items()]
-    settings["extra"] = read_opcodes(settings.get("extra", ""))
     if "ring" in settings:
         nodes, stride = settings["ring"]
         settings["at"] = nodes * stride

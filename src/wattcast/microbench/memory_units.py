@@ -15,7 +15,6 @@ from wattcast.microbench.unit_source import (
     CLUSTER_SYNC,
     SINK_WORDS,
     BenchUnit,
-    OpcodeCounts,
     asm,
     into,
     out_of,
@@ -24,15 +23,7 @@ from wattcast.microbench.unit_source import (
 
 KINDS = {1: ("u8", 1), 2: ("u16", 1), 4: ("u32", 1), 8: ("v2.u32", 2), 16: ("v4.u32", 4)}  # width: PTX type, words
 READ_ONCE = "ld.global.nc.L1::no_allocate"
-ADDRESS: OpcodeCounts = (
-    (r"IMAD.*|LEA.*|U?IADD.*|VIADD.*|U?ISETP.*|SEL|MOV|UIMAD.*|ULEA.*|USEL|UMOV|U?LDCU?.*|R2UR.*|U?PLOP3.*", 13.0),
-)
 SPINS = 1 << 12  # naps of a paced unit before it goes on anyway
-FOLD = r"LOP3.*|PRMT|ULOP3.*"
-PACE: OpcodeCounts = (  # waiting for a moment
-    (r"NANOSLEEP.*|CS2R.*|S2U?R|BRA.*|BSSY.*|BSYNC.*|BREAK.*|BAR.*|WARPSYNC.*|CALL.*|NOP|YIELD", 12.0),
-    (r"ISETP.*|IADD.*|VIADD.*|IMAD.*|MOV|SHF.*|U?LDCU?.*|PLOP3.*", 20.0),
-)
 
 
 def declare_walk(p: str, buffer: str, chunk: int, place: str = "threadIdx.x * 16u") -> str:
@@ -77,7 +68,6 @@ def load_unit(
     width: int,
     advance: str,
     letter: str = "l",
-    opcode: str = r"LDG.*",
     operation: str = "load",
     **more: Any,
 ) -> BenchUnit:
@@ -95,7 +85,6 @@ def load_unit(
         f"{declare} unsigned {p}_s0 = 0u, {p}_s1 = 0u; {declare_words(p, steps, words)}",
         step,
         f"{p}_s0 ^ {p}_s1",
-        ((opcode, 1), (FOLD, words / 2)),
         advance=f"{folds} {advance}",
         operation=operation,
         byte=float(width),
@@ -111,9 +100,6 @@ def write_unit(
     width: int,
     advance: str,
     letter: str = "l",
-    opcode: str = r"STG.*",
-    around: OpcodeCounts = (),
-    **more: Any,
 ) -> BenchUnit:
     """Store ``width`` bytes a thread, random and different in every iteration, as ``load_unit`` loads them."""
     p, (kind, words) = name, KINDS[width]
@@ -128,12 +114,9 @@ def write_unit(
         f"{declare} " + " ".join(f"unsigned {p}q{n}_{w} = mixed(state + {4 * n + w + 1}u);" for n, w in quads),
         step,
         " ^ ".join(name_quad(p, 0) + name_quad(p, 1)),
-        ((opcode, 1),),
         advance=" ".join(f"{p}q{n}_{w} ^= {p}q{1 - n}_{w} << 1;" for n, w in quads) + f" {advance}",
-        around=(*around, (r"LOP3.*|SHF.*|IMAD.*", 16.0)),  # the words that change
         operation="store",
         byte=float(width),
-        **more,
     )
 
 
@@ -147,14 +130,14 @@ def stream_unit(
         place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
     chunk = steps * row
     walk, go_on = declare_walk(name, "a", chunk, place), advance_walk(name, chunk)
-    return load_unit(name, walk, read, row, steps, width, go_on, around=ADDRESS, chunk=chunk)
+    return load_unit(name, walk, read, row, steps, width, go_on, chunk=chunk)
 
 
 def store_unit(name: str, steps: int, width: int = 16, threads: int = 512) -> BenchUnit:
     """Store ``width`` bytes a thread along a walk."""
     row = threads * width
     walk = declare_walk(name, "b", steps * row, f"threadIdx.x * {width}u")
-    return write_unit(name, walk, "st.global", row, width, advance_walk(name, steps * row), around=ADDRESS)
+    return write_unit(name, walk, "st.global", row, width, advance_walk(name, steps * row))
 
 
 def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
@@ -170,7 +153,7 @@ def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
         f"spin < {SPINS}u && (long long)({p}_next - clock64()) > 0; ++spin) "
         f'asm volatile("nanosleep.u32 200;"); {p}_next += {period_cycles}ull; }} __syncthreads();'
     )
-    return replace(unit, declare=unit.declare + declare, before=before, around=(*unit.around, *PACE))
+    return replace(unit, declare=unit.declare + declare, before=before)
 
 
 def cached_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
@@ -179,8 +162,7 @@ def cached_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     declare = f"const u64 {p}_own = blockIdx.x % (unsigned)(bytes / {2 * half}ull); u64 {p}_step = {half}ull; "
     declare += f"u64 {p}_at = (u64)(a + {p}_own * {2 * half}ull + threadIdx.x * 16u);"
     go_on = f"{p}_at += {p}_step; {p}_step = 0ull - {p}_step;"
-    around = ((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD.*|LEA.*|SEL|R2UR", 6.0),)
-    return load_unit(p, declare, "ld.global", threads * 16, steps, 16, go_on, around=around)
+    return load_unit(p, declare, "ld.global", threads * 16, steps, 16, go_on)
 
 
 def local_unit(name: str, slots: int = 4) -> BenchUnit:
@@ -191,7 +173,7 @@ def local_unit(name: str, slots: int = 4) -> BenchUnit:
         f'asm volatile("cvta.to.local.u64 %0, %1;" : "=l"({p}_base) : "l"({p})); '
         f"const unsigned {p}_at = (unsigned){p}_base;"
     )
-    unit = write_unit(p, declare, "st.local", 16, 16, "", "r", r"STL.*")
+    unit = write_unit(p, declare, "st.local", 16, 16, "", "r")
     fold = f"{p}[seed % {slots}u].x ^ {p}[seed % {slots}u].y"
     return replace(unit, step=lambda i: unit.step(i % slots), fold=fold)
 
@@ -226,20 +208,18 @@ def shared_unit(
         f"for (unsigned i = threadIdx.x; i < {2 * steps * row // 4}u; i += blockDim.x) "
         f"((unsigned *)pool)[i] = mixed(state + i); __syncthreads(); (void){p}_word; "
     )
-    around: OpcodeCounts = ((r"IADD.*|IMAD.*|UIADD.*|MOV|UMOV|VIADD|LEA.*|INEG|R2UR", 4.0),)
     go_on = f"{p}_at += {p}_step; {p}_step = 0u - {p}_step;"
     if write:
-        unit = write_unit(p, declare, f"st.{space}", row, width, go_on, "r", r"STS.*|ST\.E.*", around)
+        unit = write_unit(p, declare, f"st.{space}", row, width, go_on, "r")
     else:
-        unit = load_unit(p, declare, f"ld.{space}", row, steps, width, go_on, "r", r"LDS.*|LD\.E.*", around=around)
+        unit = load_unit(p, declare, f"ld.{space}", row, steps, width, go_on, "r")
     if cluster == 1:
         return unit
     other = f"({p}_rank + 1u + threadIdx.x / 32u % {cluster - 1}u) % {cluster}u"
     declare = f'{unit.declare} unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
     declare += f'asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"({p}_at) : "r"({other})); {CLUSTER_SYNC}'
-    around = (*unit.around, (r"S2R|MOV", 3.0))  # the upper half of an address in the cluster
     # no block may go while another reads its memory
-    return replace(unit, declare=declare, around=around, finish=CLUSTER_SYNC, cluster=cluster)
+    return replace(unit, declare=declare, finish=CLUSTER_SYNC, cluster=cluster)
 
 
 def constant_unit(name: str, steps: int) -> BenchUnit:
@@ -257,9 +237,7 @@ def constant_unit(name: str, steps: int) -> BenchUnit:
         declare,
         lambda i: asm(f"ld.const.u32 %0, [%1 + {4 * i}];", out_of(f"{p}{i}"), into("r", f"{p}_at")),
         f"{p}_s",
-        ((r"U?LDCU?.*", 1), (r"U?LOP3.*", 0.5)),
         advance=f"{folds} {p}_at += {p}_step; {p}_step = 0u - {p}_step;",
-        around=((r"U?IADD.*|IMAD.*|VIADD|MOV|INEG|UMOV|R2UR", 4.0),),
         operation="load",
         byte=4.0,
         source=f"__constant__ unsigned {p}_table[512] = {{{', '.join(values)}}};",
@@ -270,15 +248,14 @@ def texture_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     """Fetch four words of a texture; ``b`` is the handle of a texture over the first bytes of ``a``."""
     p = name
     declare = f"const u64 {p}_t = (u64)b; int {p}_x = (int)threadIdx.x, {p}_step = {steps * threads};"
-    around = ((r"IADD.*|IMAD.*|VIADD|MOV|R2UR.*|UMOV|ULDC.*|LDC.*", 6.0),)
     go_on = f"{p}_x += {p}_step; {p}_step = -{p}_step;"
-    unit = load_unit(p, declare, "", 0, steps, 16, go_on, around=around, opcode=r"TLD.*|TEX.*", operation="fetch")
+    unit = load_unit(p, declare, "", 0, steps, 16, go_on, operation="fetch")
 
     def step(i: int) -> str:
         ins = f'"l"({p}_t), "r"({p}_x + {i * threads})'
         return asm(f"tex.1d.v4.u32.s32 {vector(4)}, [%4, {{%5}}];", out_of(*name_words(p, i, 4)), ins)
 
-    return replace(unit, step=step, opcodes=(*unit.opcodes, (r"VIADD.*|IADD.*|IMAD.*|MOV|R2UR.*", 1)))
+    return replace(unit, step=step)
 
 
 def copy_unit(
@@ -301,9 +278,7 @@ def copy_unit(
         f"{declare} {declare_words(p, steps, words)}",
         step,
         "0u",
-        ((r"LDG.*|STG.*", 1),),
         advance=advance_walk(p, steps * row),
-        around=ADDRESS,
         operation="load or store",
         byte=float(width),
         chunk=steps * row,
@@ -337,13 +312,8 @@ def claimed_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
         f"{p}_at = {p}_base + (u64){p}_next[0] * {plain.chunk}ull; "
         f"if (threadIdx.x == 0u && iteration + 1 < iterations) {p}_mine = {claim};"
     )
-    around = (  # the remainder, and the warp's threads added up before the atomic
-        *ADDRESS,
-        (r"IMAD.*|I2F.*|F2I.*|MUFU.*|U?IADD.*|VIADD|ISETP.*|LOP3.*|MOV|U?LDCU?.*|HFMA2.*|USHF.*", 24.0),
-        (r"BAR.*|BSSY.*|BSYNC.*|ATOMG.*|LDS.*|STS.*|BRA.*|S2.*|NOP|U?LEA.*|R2UR.*|VOTEU.*|FLO.*|POPC|SHFL.*", 20.0),
-    )
     advance = f"__syncthreads(); if (threadIdx.x == 0u) {p}_next[0] = {p}_mine; __syncthreads();"
-    return replace(plain, declare=declare, before=before, advance=advance, around=around)
+    return replace(plain, declare=declare, before=before, advance=advance)
 
 
 def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
@@ -372,10 +342,8 @@ def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
         declare,
         step,
         f"{p}_s",
-        ((r"LDGSTS.*", 1),),
         advance=f"{wait} {p}_to += {p}_half; {p}_half = 0u - {p}_half; {advance_walk(p, chunk)}",
         finish=f"{asm('cp.async.wait_all;')} {taken}",
-        around=((r"IADD3.*|IMAD.*|LOP3.*", 2.0 * steps + 4), *ADDRESS, (r"LDGDEPBAR|DEPBAR.*", 2.0), (r"LDS", 4.0)),
         operation="copy",
         byte=16.0,
         chunk=chunk,

@@ -20,7 +20,6 @@ from wattcast.core.measured_rows import read_shipped_table
 from wattcast.microbench.unit_source import (
     CLUSTER_SYNC,
     BenchUnit,
-    OpcodeCounts,
     asm,
     inout,
     into,
@@ -35,7 +34,6 @@ STEPS_OF_STAGE = 4  # 128 bytes of K in steps of 32
 WGMMA_STEPS = STAGES * STEPS_OF_STAGE
 CHAINS = 8
 SPARSE_PAIRS = "(lane & 1u ? 0xeeeeeeeeu : 0x44444444u)"  # two of four: the last two, or the first two
-WGMMA_AROUND = r"UMOV|U?IADD.*|IMAD.*|ULOP3.*|USHF.*|ULEA.*|WARPGROUP.*|WARPSYNC.*|NOP"  # descriptors
 BULK_BYTE = 8192
 BULK_STAGES = 4
 THROUGH_STAGES = 6  # of a copy through shared memory
@@ -54,7 +52,6 @@ class TensorPrecision:
     half: float  # the value of its elements
     k: int  # of a 32-byte step
     wgmma: str  # types of a product: result and operands
-    opcode: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ class MmaShape:
     b: int
     c: int
     letter: str  # of C
-    opcode: str
     multiply_adds: int
     word: str  # the precision of random operands
 
@@ -145,9 +141,7 @@ def wgmma_unit(
         declare,
         lambda i: "",
         f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(bits.format(i) for i in range(registers)),
-        ((form.opcode, 1),),
         before=products,
-        around=((r"R2UR.*", 2.0 * WGMMA_STEPS), (WGMMA_AROUND, 6.0 * WGMMA_STEPS)),
         operation="flop",
         per_step=int(per_thread),
         flop=1.0,
@@ -197,8 +191,6 @@ def mma_unit(name: str, precision: str, chains: int = 0) -> BenchUnit:
         " ".join(lines),
         step,
         " ^ ".join(bits.format(f"{p}{i}_{n}") for i in range(chains) for n in range(form.c)),
-        ((form.opcode, 1),),
-        around=((r"UIADD3|NOP", 100.0 if wide else 128.0),) if wide or chains == 1 else (),  # these wait
         operation="flop",
         per_step=2 * form.multiply_adds // 32,
         flop=1.0,
@@ -239,11 +231,7 @@ def divergence_unit(name: str, ways: int) -> BenchUnit:
         declare,
         lambda i: "",
         " ^ ".join(f"__float_as_uint({p}{i})" for i in range(4)),
-        ((r"FFMA.*", float(PATH_STEPS * ways)),),
         before="\n    ".join(paths),
-        around=(
-            (r"BSSY.*|BSYNC.*|ISETP.*|BRA.*|WARPSYNC.*|NOP|BREAK.*|BRX|YIELD|MOV|PLOP3.*|CALL.*", 6.0 * ways + 2),
-        ),
         per_step=PATH_STEPS,
         operation="instruction",
     )
@@ -265,10 +253,8 @@ def bulk_unit(name: str, tile: bool = False, cluster: int = 1) -> BenchUnit:
         declare,
         lambda i: "",
         "((unsigned *)pool)[threadIdx.x]",
-        ((r"UTMALDG.*" if tile else r"UBLKCP.*", 1),),
         before=before,
         finish=f"if (threadIdx.x == 0u) {{ {drain} }}" + (f" {CLUSTER_SYNC}" if cluster > 1 else ""),
-        around=_count_bulk_around(stages),
         operation="copy",
         one_thread=True,
         byte=float(BULK_BYTE),
@@ -285,9 +271,7 @@ def bulk_latency_unit(name: str, size: int) -> BenchUnit:
         _declare_bulk(p, 1, 0),
         lambda i: "",
         "((unsigned *)pool)[threadIdx.x]",
-        ((r"UBLKCP.*", 1),),
         before=f"if (threadIdx.x == 0u) {{ {' '.join([step] * LATENCY_STEPS)} }}",
-        around=_count_bulk_around(LATENCY_STEPS),
         operation="copy",
         one_thread=True,
         byte=float(size),
@@ -360,26 +344,12 @@ def bulk_there_and_back_unit(name: str) -> BenchUnit:
         declare,
         lambda i: "",
         "((unsigned *)pool)[threadIdx.x]",
-        ((r"UBLKCP.*", 2),),
         before=f"if (threadIdx.x == 0u) {{ {' '.join(turns)} }} {p}_phase ^= 1u;",
         finish=f"if (threadIdx.x == 0u) {{ {drain} }}",
-        around=_count_bulk_around(2 * stages),
         operation="copy",
         one_thread=True,
         byte=2.0 * size,
         chunk=size * stages,
-    )
-
-
-def _count_bulk_around(copies: int) -> OpcodeCounts:
-    """Return the instructions that wait for and start ``copies`` bulk copies."""
-    return (
-        (r"SYNCS.*|UTMACMDFLUSH|DEPBAR.*", 2.0 * copies),
-        (r"ELECT|R2UR.*|UMOV|U?IADD.*|U?PLOP3.*|BRA.*|BSSY.*|BSYNC.*|VIADD.*|YIELD|UISETP.*", 20.0 * copies),
-        (
-            r"IMAD.*|ISETP.*|SHF.*|SEL|MOV|LEA.*|LOP3.*|NOP|BREAK.*|WARPSYNC.*|BPT.*|S2UR|USEL|ULEA.*|U?LDCU?.*",
-            12.0 * copies,
-        ),
     )
 
 

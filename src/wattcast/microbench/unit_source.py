@@ -1,10 +1,9 @@
 """Write the CUDA C source of a microbenchmark from its units.
 
-A unit gives one of its operations in CUDA C with inline PTX, the machine instructions that should result, and how
-often. A benchmark interleaves the operations of one or more units in a long straight loop that has no other work.
-Operands come from registers set at run time; results feed later operations and are stored under a condition that
-only a check makes true, so the compiler can neither compute in advance nor drop anything. Tests compare the
-disassembly with what each unit declares.
+A unit gives one of its operations in CUDA C with inline PTX. A benchmark interleaves the operations of one or more
+units in a long straight loop that has no other work. Operands come from registers set at run time; results feed later
+operations and are stored under a condition that only a check makes true, so the compiler can neither compute in
+advance nor drop anything. Tests compare the disassembly with the machine instructions that should result.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from functools import cached_property
 from importlib.resources import files
 from string import Template
 
-OpcodeCounts = tuple[tuple[str, float], ...]  # (regular expression of an opcode, how often)
-
 SIGNATURE = (
     "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "
     "unsigned long long bytes, unsigned seed, int iterations"
@@ -26,7 +23,6 @@ L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
 CLUSTER_SYNC = 'asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");'
-TAIL: OpcodeCounts = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
 
 
 @dataclass(frozen=True)
@@ -37,11 +33,9 @@ class BenchUnit:
     declare: str
     step: Callable[[int], str]
     fold: str  # an unsigned expression of every result
-    opcodes: OpcodeCounts  # of one operation
     advance: str = ""  # once an iteration, after the operations
     before: str = ""  # once an iteration, before them
     finish: str = ""  # once, after the loop
-    around: OpcodeCounts = ()  # what ``advance`` and ``before`` become, once an iteration
     per_step: int = 1  # operations of one thread in one step
     operation: str = "instruction"
     byte: float = 0.0  # moved by one thread in one operation
@@ -77,7 +71,6 @@ class Benchmark:
     check: str = ""  # which self-check applies (`run_self_check`)
     specification: str = ""  # key of a rate that the vendor states (`find_specified_rate`)
     interleave: bool = True
-    extra: OpcodeCounts = ()  # further instructions of an iteration
     once: bool = False  # one of several ways to the same end: measured in the first round only
     version: int = 1  # grows when the kernel changes, so that what an older one measured is measured again
 
@@ -116,11 +109,6 @@ class Benchmark:
         unit, steps = self.parts[part]
         threads = 1 if unit.one_thread else self.threads
         return float(steps * unit.per_step) * threads * blocks * iterations
-
-    @property
-    def allowances(self) -> OpcodeCounts:
-        """What may surround the operations in an iteration, at most: address arithmetic and the loop itself."""
-        return (*(pair for unit, _ in self.parts for pair in unit.around), *self.extra, *TAIL)
 
     def supported(self, architecture: str) -> bool:
         """Return whether ``architecture`` (``sm_90a``) has the instructions."""
@@ -175,11 +163,6 @@ END_OF_SOME = (
     "if (stamped) __syncthreads();\n"
     "  if (stamped && threadIdx.x == 0u) {{\n    const unsigned place = blockIdx.x / {every}u;"
 )
-
-
-def read_opcodes(text: str) -> OpcodeCounts:
-    """Read the opcodes of a table: ``POPC 1; LOP3.* 1``."""
-    return tuple((opcode, float(count)) for opcode, count in (part.split() for part in text.split("; ") if part))
 
 
 def asm(text: str, outs: str = "", ins: str = "") -> str:
