@@ -44,13 +44,7 @@ def read_registers(kind: str) -> tuple[str, ...]:
 
 
 def register_unit(
-    name: str,
-    kind: str,
-    ptx: str = "",
-    operands: str = "",
-    chains: int = CHAINS,
-    declare: str = "",
-    **more: Any,
+    name: str, kind: str, ptx: str = "", operands: str = "", chains: int = CHAINS, declare: str = "", **more: Any
 ) -> BenchUnit:
     """Run chains of registers, of which each step changes one: ``ptx`` makes %0 from itself and from ``operands``.
 

@@ -60,16 +60,7 @@ def name_quad(p: str, step: int, words: int = 4) -> list[str]:
 
 
 def load_unit(
-    name: str,
-    declare: str,
-    load: str,
-    row: int,
-    steps: int,
-    width: int,
-    advance: str,
-    letter: str = "l",
-    operation: str = "load",
-    **more: Any,
+    name: str, declare: str, load: str, row: int, steps: int, width: int, advance: str, letter: str = "l", **more: Any
 ) -> BenchUnit:
     """Load ``width`` bytes a thread from ``name``_at, ``row`` bytes further in every step, into two sums by turns."""
     p, (kind, words) = name, KINDS[width]
@@ -86,20 +77,13 @@ def load_unit(
         step,
         f"{p}_s0 ^ {p}_s1",
         advance=f"{folds} {advance}",
-        operation=operation,
         byte=float(width),
-        **more,
+        **{"operation": "load"} | more,
     )
 
 
 def write_unit(
-    name: str,
-    declare: str,
-    store: str,
-    row: int,
-    width: int,
-    advance: str,
-    letter: str = "l",
+    name: str, declare: str, store: str, row: int, width: int, advance: str, letter: str = "l"
 ) -> BenchUnit:
     """Store ``width`` bytes a thread, random and different in every iteration, as ``load_unit`` loads them."""
     p, (kind, words) = name, KINDS[width]

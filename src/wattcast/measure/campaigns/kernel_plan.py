@@ -205,14 +205,16 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
         return _spec_reduction(given, width)
     if name == "cat":
         return _spec_concatenation(given)
-    layout = given.get("layout", "contiguous")
-    if layout == "broadcast":
+    layout, drops = given.get("layout", "contiguous"), name in ("dropout", "dropout_grad")
+    if layout == "broadcast" and not drops:
         return _spec_broadcast(given, width)
-    if name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given):
+    if not drops and (name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given)):
         return None
     if layout == "contiguous":
         columns = given["n"] & -given["n"]  # the largest power of two in it
-        return _make_spec(given, "contiguous", rows=given["n"] // columns, cols=columns)
+        return _make_spec(given, "dropout" if drops else layout, rows=given["n"] // columns, cols=columns)
+    if drops:
+        return None
     rows = given.get("rows")
     if not rows or given["n"] % rows:
         return None
@@ -269,18 +271,14 @@ def _spec_broadcast(given: Plain, width: int) -> OperatorSpec | None:
     return None
 
 
-def _spec_gather(given: Plain, width: int) -> OperatorSpec | None:
-    rows = (given.get("read", 0) - given["n"] * width) // 8
-    if rows < 1 or given["n"] % rows or "write" in given or given["n"] < 8 * rows:
+def _spec_picked_rows(given: Plain, width: int) -> OperatorSpec | None:
+    """Return rows that are picked from a table, or added to one, by an index of eight bytes each."""
+    gathers = given["function"] == "gather"
+    rows = (given.get("read", 0) - (1 if gathers else 2) * given["n"] * width) // 8
+    if rows < 1 or given["n"] % rows or given["n"] < 8 * rows or (gathers and "write" in given):
         return None
-    return _make_spec(given, "gather", layout="strided", rows=rows, cols=given["n"] // rows)
-
-
-def _spec_scatter(given: Plain, width: int) -> OperatorSpec | None:
-    rows = (given.get("read", 0) - 2 * given["n"] * width) // 8
-    if rows < 1 or given["n"] % rows or given["n"] < 8 * rows:
-        return None
-    return _make_spec(given, "scatter", rows=rows, cols=given["n"] // rows)
+    layout = "strided" if gathers else ""
+    return _make_spec(given, "gather" if gathers else "scatter", layout=layout, rows=rows, cols=given["n"] // rows)
 
 
 def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
@@ -313,22 +311,9 @@ def _spec_pool(given: Plain, width: int) -> OperatorSpec | None:
     return None
 
 
-def _spec_dropout(given: Plain, width: int) -> OperatorSpec | None:
-    columns = given["n"] & -given["n"]
-    if given.get("layout", "contiguous") != "contiguous":
-        return None
-    return _make_spec(given, "dropout", rows=given["n"] // columns, cols=columns)
-
-
 _OWN: dict[str, Callable[[Plain, int], OperatorSpec | None]] = {
-    "gather": _spec_gather,
-    "scatter_add": _spec_scatter,
-    "batchnorm": _batch_norm,
-    "batchnorm_train": _batch_norm,
-    "batchnorm_grad": _batch_norm,
-    "pool": _spec_pool,
-    "pool_grad": _spec_pool,
-    "dropout": _spec_dropout,
-    "dropout_grad": _spec_dropout,
+    **dict.fromkeys(("gather", "scatter_add"), _spec_picked_rows),
+    **dict.fromkeys(("batchnorm", "batchnorm_train", "batchnorm_grad"), _batch_norm),
+    **dict.fromkeys(("pool", "pool_grad"), _spec_pool),
     "adamw": lambda given, width: _make_spec(given, "adamw"),
 }
