@@ -28,7 +28,8 @@ with tempfile.TemporaryDirectory() as folder:
 comparison = compare_policies(plants, PolicySetup())
 for outcome in comparison.for_policy(PolicyName.HARMONIA):
     settings = plants[0].lattice.describe(outcome.settings) if outcome.settings else "several"
+    shares = outcome.shares
     print(
-        f"{outcome.application}: {settings}; ED² {outcome.ed2_gain_over_default:.1%} better than the default, "
-        f"{outcome.ed2_over_oracle:.2%} from the oracle, {outcome.ed2_over_oracle_with_probing:.2%} with probing"
+        f"{outcome.application}: {settings}; ED² {shares['ed2_gain_over_default']:.1%} better than the default, "
+        f"{shares['ed2_over_oracle']:.2%} from the oracle, {shares['ed2_over_oracle_with_probing']:.2%} with probing"
     )

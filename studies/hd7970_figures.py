@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wattcast.core.arrays import Array
 from wattcast.manage import hd7970
 from wattcast.manage.management_figures import LEGEND_RIGHT
-from wattcast.manage.plants import KnobRole, PlantTables
+from wattcast.manage.plants import KnobRole, PlantTables, move_knob
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup
 from wattcast.manage.policy_comparison import PolicyComparison, compare_policies
 from wattcast.manage.sensitivity_model import (
     SensitivityModel,
-    average_counters,
+    combine_knobs,
     load_shipped_model,
-    measure_table_sensitivities,
+    measure_sensitivity,
+    with_intensity,
 )
 from wattcast.report.figure_style import MODULE_COLOURS as MODULE
 from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure, save_figures
@@ -31,6 +33,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+
+
+def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
+    """Measure the sensitivities of every phase, ``(phase,)``: by knob, and combined as compute and bandwidth.
+
+    Each is the mean of finite differences over the whole range of a knob, with the other knobs at their highest
+    (section 4.1: "CU frequency and memory bandwidth are set to their maximum possible values").
+    """
+    lattice = tables.lattice
+    top = lattice.flat_index(lattice.top)
+    found: dict[str, Array] = {}
+    for i, knob in enumerate(lattice.knobs):
+        lower = [lattice.flat_index(move_knob(lattice.top, i, level)) for level in range(len(knob.levels) - 1)]
+        values = np.asarray(knob.levels)
+        each = measure_sensitivity(tables.time_s[:, lower], tables.time_s[:, [top]], values[:-1], values[-1:])
+        found[knob.role] = each.mean(axis=-1)
+    return found | combine_knobs(found)
+
+
+def average_counters(tables: PlantTables) -> dict[str, Array]:
+    """Average the counters of each phase over all settings (section 4.2), compute-to-memory intensity included."""
+    return {name: table.mean(axis=-1) for name, table in with_intensity(tables.counters).items()}
 
 
 def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from wattcast.power.activity import known_events
 from wattcast.power.component_power import ComponentPower, Drive, Leakage, Part, Term
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, PowerModel, VoltageCurve
 from wattcast.power.rate_power import RatePower
-from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
+from wattcast.power.switched_capacitance import SwitchedCapacitance
 
 
 def make_module() -> ModulePower:
@@ -31,16 +33,20 @@ def make_rate() -> RatePower:
 def make_capacitance() -> SwitchedCapacitance:
     """Return a model of two rails with round coefficients."""
     voltage = RailVoltage(np.array([0.5e9, 1e9, 2e9]), np.array([0.8, 0.85, 1.1]))
-    core = SupplyRail("core", RailClock.CORE, voltage, leakage_a=20.0, clock_f=1e-8)
-    memory = SupplyRail("memory", RailClock.MEMORY, clock_f=5e-9)
+    core = EventRail("core", RailClock.CORE, voltage, leakage_a=20.0, clock_f=1e-8)
+    memory = EventRail("memory", RailClock.MEMORY, clock_f=5e-9)
     return SwitchedCapacitance(
-        15.0, (AlphaRail(core, "core_busy_share", 5e-8), AlphaRail(memory, "memory_busy_share", 2e-8))
+        15.0,
+        (
+            replace(core, alpha="core_busy_share", full_f=5e-8),
+            replace(memory, alpha="memory_busy_share", full_f=2e-8),
+        ),
     )
 
 
 def make_rails() -> HybridRail:
     """Return a model of three rails with round coefficients."""
-    core = SupplyRail(
+    core = EventRail(
         "core",
         RailClock.CORE,
         RailVoltage(
@@ -49,14 +55,14 @@ def make_rails() -> HybridRail:
         leakage_a=20.0,
         clock_f=1e-8,
     )
-    memory = SupplyRail("memory", RailClock.MEMORY, clock_f=5e-9, offset_w=((0.81e9, 2.0),))
-    host = SupplyRail("host", RailClock.FIXED, RailVoltage.constant(1.05), leakage_a=0.8)
+    memory = EventRail("memory", RailClock.MEMORY, clock_f=5e-9, offset_w=((0.81e9, 2.0),))
+    host = EventRail("host", RailClock.FIXED, RailVoltage.constant(1.05), leakage_a=0.8)
     return HybridRail(
         15.0,
         (
-            EventRail(core, {"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
-            EventRail(memory, {"dram_busy_cycle": 2e-8}, awake_w=6.0, awake_per_s=2e8),
-            EventRail(host, {"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
+            replace(core, event_f={"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
+            replace(memory, event_f={"dram_busy_cycle": 2e-8}, awake_w=6.0, awake_per_s=2e8),
+            replace(host, event_f={"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
         ),
     )
 

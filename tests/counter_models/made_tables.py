@@ -11,7 +11,7 @@ from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.hardware import OperatingPoint
 from wattcast.power import power_model
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.power_model import event_intensity
 
 CORE_HZ = np.array([600e6, 700e6, 800e6, 900e6, 1000e6, 1100e6])
@@ -23,10 +23,10 @@ def truth(floored: bool = False) -> HybridRail:
     """A device whose costs and voltages the tests know."""
     level = np.array([0.85, 0.86, 0.90, 0.95, 1.0, 1.12])
     floors = (MEMORY_HZ, np.array([0.85, 1.0, 1.0])) if floored else ()
-    core = SupplyRail("core", RailClock.CORE, RailVoltage(CORE_HZ, level, *floors), leakage_a=12.0, clock_f=8e-9)
-    memory = SupplyRail("memory", RailClock.MEMORY, clock_f=6e-9)
+    core = EventRail("core", RailClock.CORE, RailVoltage(CORE_HZ, level, *floors), leakage_a=12.0, clock_f=8e-9)
+    memory = EventRail("memory", RailClock.MEMORY, clock_f=6e-9)
     costs = {"active_cycle": 1e-8, "int_busy_cycle": 4e-8, "l2_busy_cycle": 2.5e-8, "shared_busy_cycle": 3e-8}
-    return HybridRail(20.0, (EventRail(core, costs), EventRail(memory, {"dram_busy_cycle": 1.5e-8})))
+    return HybridRail(20.0, (replace(core, event_f=costs), replace(memory, event_f={"dram_busy_cycle": 1.5e-8})))
 
 
 def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, seed: int = 3) -> CounterTable:
@@ -89,7 +89,7 @@ def tegra_table() -> tuple[CounterTable, HybridRail]:
         group=np.arange(len(work)),
         group_names=labels,
         voltage_v={
-            "core": model.rails[0].rail.voltage.level_at(clock_hz),
+            "core": model.rails[0].voltage.level_at(clock_hz),
             "memory": np.full(benchmark.size, 1.35),
             "host": np.full(benchmark.size, 1.05),
         },
@@ -120,8 +120,8 @@ def anchored_w(model: HybridRail, activity: Activity, reference: Activity, measu
 def _switching(model: HybridRail, activity: Activity) -> np.ndarray:
     """How much the first rail switches, in a unit of its own; its clock stands in where nothing is counted."""
     rail = model.rails[0]
-    square = rail.rail.volt(activity.at) ** 2
+    square = rail.volt(activity.at) ** 2
     counted = sum(
         (c * event_intensity(activity, e) for e, c in rail.event_f.items()), np.zeros(activity.duration_s.shape)
     )
-    return np.where(counted > 0, square * counted, square * rail.rail.own_clock_hz(activity.at))
+    return np.where(counted > 0, square * counted, square * rail.own_clock_hz(activity.at))

@@ -191,7 +191,7 @@ def test_idle_planes_of_the_tegra_k1() -> None:
     names = model.required_events
     idle = Activity(np.ones((3, 2, 1)), np.zeros((3, 2, 1, len(names))), names, at, ActivitySource.PREDICTED)
     power = model.power(idle)
-    of_gpu = next(rail.parts for rail in model.rails if rail.rail.name == "gpu")
+    of_gpu = next(rail.parts for rail in model.rails if rail.name == "gpu")
     kept = [i for i, part in enumerate(power.parts) if part not in of_gpu]
     off, on = power.part_w[..., 0, kept].sum(axis=-1), power.total_w[..., 0]
     assert_allclose(off, np.broadcast_to(off[:1], off.shape))

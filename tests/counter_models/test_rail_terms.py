@@ -29,7 +29,7 @@ def test_voltages_and_costs_are_found_again(floored: bool) -> None:
     _, _, fit, _ = fitted(floored)
     assert fit.inferred.converged
     core, memory = fit.how.curves(fit.inferred.theta)
-    wanted = truth(floored).rails[0].rail.voltage
+    wanted = truth(floored).rails[0].voltage
     clocks, others = (a.ravel() for a in np.meshgrid(CORE_HZ, MEMORY_HZ))
     assert_allclose(core.level_at(clocks, others), wanted.level_at(clocks, others), atol=2e-3)
     assert_allclose(memory.level, 1.0, atol=2e-3)
@@ -125,7 +125,7 @@ def test_a_clock_that_never_changes_leaves_its_voltage_unknown_and_says_so() -> 
 
 def test_measured_volts_are_used_instead_of_inferred_ones() -> None:
     table = made_table()
-    volts = truth().rails[0].rail.voltage.level_at(table.clock_hz)
+    volts = truth().rails[0].voltage.level_at(table.clock_hz)
     table = replace(table, voltage_v={"core": volts, "memory": np.ones(table.rows)})
     bench = FitWorkbench({"made": table}, CostEstimator.ORDINARY)
     everyone = np.ones(table.benchmarks, dtype=bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_tables import activity_of, anchored_w, made_table, truth
@@ -10,9 +12,9 @@ from numpy.testing import assert_allclose
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.rate_power import RatePower
-from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
+from wattcast.power.switched_capacitance import SwitchedCapacitance
 
 CLOCKS = np.array([1e9, 2e9])
 
@@ -38,21 +40,21 @@ def test_voltages_that_fall_or_vanish_are_refused(level: list[float]) -> None:
 
 def test_a_fixed_rail_has_no_clock_power() -> None:
     with pytest.raises(BadInput, match="rail host"):
-        SupplyRail("host", RailClock.FIXED, clock_f=1e-9)
+        EventRail("host", RailClock.FIXED, clock_f=1e-9)
 
 
 def test_events_and_coefficients_are_checked() -> None:
-    rail = SupplyRail("core", RailClock.CORE)
+    rail = EventRail("core", RailClock.CORE)
     with pytest.raises(UnknownName, match="int_busy_cycle"):
-        EventRail(rail, {"int_busy_cycles": 1.0})
+        replace(rail, event_f={"int_busy_cycles": 1.0})
     with pytest.raises(BadInput, match="finite"):
-        EventRail(rail, {"int_busy_cycle": float("nan")})
+        replace(rail, event_f={"int_busy_cycle": float("nan")})
     with pytest.raises(BadInput, match="finite watts awake"):
-        EventRail(rail, {"int_busy_cycle": 1.0}, awake_w=1.0, awake_per_s=0.0)
+        replace(rail, event_f={"int_busy_cycle": 1.0}, awake_w=1.0, awake_per_s=0.0)
     with pytest.raises(BadInput, match="once"):
-        HybridRail(0.0, (EventRail(rail, {}), EventRail(rail, {})))
+        HybridRail(0.0, (replace(rail, event_f={}), replace(rail, event_f={})))
     with pytest.raises(BadInput, match="mean"):
-        AlphaRail(rail, "int_busy_cycle", 1.0)
+        replace(rail, alpha="int_busy_cycle", full_f=1.0)
     with pytest.raises(BadInput, match="finite"):
         RatePower(float("inf"), {})
 
@@ -66,9 +68,8 @@ def test_a_missing_clock_is_named() -> None:
 
 def test_alpha_c_follows_equation_3() -> None:
     voltage = RailVoltage(CLOCKS, np.array([0.8, 1.0]))
-    rail = AlphaRail(
-        SupplyRail("core", RailClock.CORE, voltage, leakage_a=3.0, clock_f=2e-9), "core_busy_share", 5e-9
-    )
+    work = {"alpha": "core_busy_share", "full_f": 5e-9}
+    rail = EventRail("core", RailClock.CORE, voltage, leakage_a=3.0, clock_f=2e-9, **work)
     at = OperatingPoint(clock_hz=1e9)
     activity = Activity(np.ones(1), np.array([[0.5]]), ("core_busy_share",), at, ActivitySource.PROFILED)
     power = SwitchedCapacitance(7.0, (rail,)).power(activity)
@@ -85,5 +86,5 @@ def test_anchoring_gives_back_the_anchor_and_scales_with_switching() -> None:
     assert_allclose(anchored_w(model, reference, reference, plain + 9.0), plain + 9.0)
     faster = OperatingPoint(1.1e9, memory_clock_hz=float(table.memory_clock_hz[row]))
     again = Activity(np.ones(1), activity.value[row], activity.events, faster, ActivitySource.PROFILED)
-    square = (model.rails[0].rail.volt(faster) / model.rails[0].rail.volt(at)) ** 2
+    square = (model.rails[0].volt(faster) / model.rails[0].volt(at)) ** 2
     assert_allclose(anchored_w(model, again, reference, plain + 9.0), model.power(again).total_w + 9.0 * square)

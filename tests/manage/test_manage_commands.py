@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from studies.hd7970_figures import measure_table_sensitivities
 
 from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, ExitCode
 from wattcast.manage import hd7970, policy_comparison, sensitivity_model
-from wattcast.manage.sensitivity_model import load_shipped_model, measure_table_sensitivities
+from wattcast.manage.sensitivity_model import load_shipped_model
 
 FIELDS = {
     "ed2_gain_over_default",
@@ -280,7 +281,7 @@ def test_a_table_reads_back_the_sensitivities_of_the_plant(tmp_path: Path) -> No
         ("kernel,time_s\na,1\n", "columns"),
         ("kernel,time_s,core_clock,memory_clock\n", "header"),
         ("kernel,time_s,core_clock,memory_clock\na,1,2\n", "cells"),
-        ("kernel,time_s,core_clock,memory_clock\na,x,1,1\n", "numbers"),
+        ("kernel,time_s,core_clock,memory_clock\na,x,1,1\n", "a number"),
         ("kernel,time_s,core_clock,memory_clock\na,nan,1,1\n", "finite"),
         ("kernel,time_s,core_clock,memory_clock,c\na,1,1,1,1\n", "two or more levels"),
         ("kernel,kernel\na,b\n", "different names"),

@@ -25,10 +25,10 @@ from wattcast.counter_models.gpmtool_files import (
     match_programs,
 )
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.power_model import PowerModel, SavedModel
 from wattcast.power.rate_power import RatePower
-from wattcast.power.switched_capacitance import AlphaRail, SwitchedCapacitance
+from wattcast.power.switched_capacitance import SwitchedCapacitance
 
 RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailClock.FIXED}
 
@@ -53,15 +53,15 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
             voltage = average_measured_voltage(clocks_hz[name], table.voltage_v[name])
         named = tuple((hz, watts) for hz, watts in offsets if name == "memory" and watts is not None)
         leakage_w, clock_f = found.get(f"{name} leakage", 0.0), found.get(f"{name} clock", 0.0)
-        rails[name] = SupplyRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
+        rails[name] = EventRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
     if fit.model is CounterModelKind.ALPHA_C:
         busy = {n: event for n, event in BUSY_SHARE_EVENTS.items() if f"{n} dynamic" in found}
-        alpha = (AlphaRail(rails[n], event, found[f"{n} dynamic"]) for n, event in busy.items())
+        alpha = (replace(rails[n], alpha=event, full_f=found[f"{n} dynamic"]) for n, event in busy.items())
         return SwitchedCapacitance(found["base"], tuple(alpha))
     if ACTIVE_CYCLE in found:
         events_of["core"] = {ACTIVE_CYCLE: found[ACTIVE_CYCLE]} | events_of["core"]
     used = [name for name in RAILS if name != "host" or events_of[name]]
-    return HybridRail(found["base"], tuple(EventRail(rails[name], events_of[name]) for name in used))
+    return HybridRail(found["base"], tuple(replace(rails[name], event_f=events_of[name]) for name in used))
 
 
 def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:

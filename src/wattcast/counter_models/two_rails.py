@@ -48,7 +48,7 @@ from wattcast.counter_models.model_selection import HUBER_LIMIT, FitWorkbench, d
 from wattcast.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.power.activity import known_events
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage, SupplyRail
+from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.power_model import SavedModel
 
 LEANINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -253,12 +253,15 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     found += _diagnose_rail(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
     weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
     number = condition_number(weighted.T @ weighted)
-    core = SupplyRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]))
     core_f = dict(zip(design.core_events, costs.core.tolist(), strict=True))
-    memory = SupplyRail("memory", RailClock.MEMORY)
     memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=False))
-    step_w = float(costs.memory[-1]) if awake else 0.0
-    rails = (EventRail(core, core_f), EventRail(memory, memory_j, step_w, table.awake_per_s or 1.0))
+    step: dict[str, Any] = {}
+    if awake:
+        step = {"awake_w": float(costs.memory[-1]), "awake_per_s": table.awake_per_s or 1.0}
+    rails = (
+        EventRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]), event_f=core_f),
+        EventRail("memory", RailClock.MEMORY, event_f=memory_j, **step),
+    )
     model = HybridRail(float(costs.static[0] + costs.memory[0]), rails)
     words = _list_warnings(table, train, found, number)
     predictions = (train, test, predicted_w, held_w)

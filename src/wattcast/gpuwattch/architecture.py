@@ -10,11 +10,11 @@ depth are bounded.
 from __future__ import annotations
 
 import importlib
-import io
+import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,21 +62,17 @@ class ArchitectureParameter:
 
     def read(self, text: str) -> ParameterValue:
         """Return the value written as ``text``, or raise BadInput that says what is wrong with it."""
-        if self.kind.startswith("integers"):
-            wanted = int(self.kind.partition(":")[2])
-            numbers = [_parse_number(piece) for piece in text.split(",")]
-            if len(numbers) != wanted or any(n is None or n != int(n) for n in numbers):
-                raise bad_value(self.where, f"{wanted} whole numbers", text)
-            found = [n for n in numbers if n is not None]
-        else:
-            number = _parse_number(text)
-            if number is None or (self.kind == "integer" and number != int(number)):
-                raise bad_value(self.where, "a whole number" if self.kind == "integer" else "a number", text)
-            found = [number]
+        many, is_whole = self.kind.startswith("integers"), self.kind != "number"
+        count = int(self.kind.partition(":")[2]) if many else 1
+        numbers = [_parse_number(piece) for piece in (text.split(",") if many else [text])]
+        found = [n for n in numbers if n is not None and (not is_whole or n == int(n))]
+        if not len(found) == len(numbers) == count:
+            wanted = f"{count} whole numbers" if many else "a whole number" if is_whole else "a number"
+            raise bad_value(self.where, wanted, text)
         if not all(self.minimum <= n <= self.maximum for n in found):
             unit = f" {self.unit}" if self.unit else ""
             raise bad_value(self.where, f"{self.minimum:g} to {self.maximum:g}{unit}", text)
-        return tuple(int(n) for n in found) if self.kind.startswith("integers") else found[0]
+        return tuple(int(n) for n in found) if many else found[0]
 
     @property
     def where(self) -> str:
@@ -217,33 +213,7 @@ def _parse_number(text: str) -> float | None:
 
 
 def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
-    """Read an architecture from the bytes of a GPUWattch or AccelWattch XML file."""
-    params: dict[str, dict[str, str]] = {}
-    stats: dict[str, dict[str, str]] = {}
-    titles: dict[str, str] = {}
-    open_ids: list[str] = []
-    for event, element in _xml_events(data, name):
-        if element.tag == "component":
-            if event == "start":
-                open_ids.append(_read_attribute(element, "id", name))
-                titles.setdefault(open_ids[-1], element.get("name", ""))
-            else:
-                open_ids.pop()
-        elif event == "start":
-            if element.tag not in ("param", "stat") or not open_ids:
-                raise bad_value(name, "components with params and stats", f"<{clip_text(element.tag)}>")
-            table = params if element.tag == "param" else stats
-            key, value = _read_attribute(element, "name", name), _read_attribute(element, "value", name)
-            inside = table.setdefault(open_ids[-1], {})
-            if inside.setdefault(key, value) != value:
-                raise bad_value(f"{name}: {open_ids[-1]}/{key}", "one value", f"{inside[key]} and {value}")
-    if "system" not in params:
-        raise bad_value(name, "a McPAT component tree with a component 'system'", ", ".join(titles) or "none")
-    return make_architecture(name, params, stats, titles)
-
-
-def _xml_events(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield start and end events of a parser that refuses entities, and count levels and elements."""
+    """Read an architecture from the bytes of a GPUWattch or AccelWattch XML file; entities are refused."""
     try:
         etree = importlib.import_module("defusedxml.ElementTree")
         common = importlib.import_module("defusedxml.common")
@@ -251,19 +221,35 @@ def _xml_events(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
         raise MissingTool("reading XML needs defusedxml. Install it: pip install 'wattcast[component]'.") from None
     # some files carry comments before the declaration, which XML does not allow
     head = re.match(rb"\s*(?:<!--(?:(?!-->).){0,65536}-->\s*)+(?=<\?xml)", data, re.DOTALL)
-    stream = io.BytesIO(data[head.end() :] if head else data)
-    depth = count = 0
     try:
-        for event, element in etree.iterparse(stream, events=("start", "end"), forbid_dtd=True):
-            depth += 1 if event == "start" else -1
-            count += event == "start"
-            if depth > MAX_XML_DEPTH or count > MAX_XML_ELEMENTS:
-                raise bad_value(name, f"at most {MAX_XML_DEPTH} levels and {MAX_XML_ELEMENTS} elements", "more")
-            yield event, element
+        root = etree.fromstring(data[head.end() :] if head else data, forbid_dtd=True)
     except common.DefusedXmlException as error:
         raise BadInput(f"{name}: entities and document types are not read ({type(error).__name__}).") from None
     except (etree.ParseError, LookupError, ValueError) as error:
         raise BadInput(f"{name}: not valid XML ({clip_text(str(error))}). Is the file complete?") from None
+    tables: dict[str, dict[str, dict[str, str]]] = {"param": {}, "stat": {}}
+    titles: dict[str, str] = {}
+    left = [(root, "", 1)]  # elements to visit, in file order from the end, with their component and depth
+    for count in itertools.count():
+        if not left:
+            break
+        element, component, depth = left.pop()
+        if depth > MAX_XML_DEPTH or count >= MAX_XML_ELEMENTS:
+            raise bad_value(name, f"at most {MAX_XML_DEPTH} levels and {MAX_XML_ELEMENTS} elements", "more")
+        if element.tag == "component":
+            component = _read_attribute(element, "id", name)
+            titles.setdefault(component, element.get("name", ""))
+        elif element.tag in tables and component:
+            key, value = (_read_attribute(element, attribute, name) for attribute in ("name", "value"))
+            known = tables[element.tag].setdefault(component, {}).setdefault(key, value)
+            if known != value:
+                raise bad_value(f"{name}: {component}/{key}", "one value", f"{known} and {value}")
+        else:
+            raise bad_value(name, "components with params and stats", f"<{clip_text(element.tag)}>")
+        left += [(child, component, depth + 1) for child in reversed(element)]
+    if "system" not in tables["param"]:
+        raise bad_value(name, "a McPAT component tree with a component 'system'", ", ".join(titles) or "none")
+    return make_architecture(name, tables["param"], tables["stat"], titles)
 
 
 def _read_attribute(element: Any, key: str, name: str) -> str:

@@ -110,17 +110,14 @@ class CountedLaunches:
 
     def select(self, rows: Mask) -> CountedLaunches:
         """Return some of the rows."""
-        names, families = (tuple(np.array(text)[rows].tolist()) for text in (self.names, self.families))
-        return CountedLaunches(names, families, *(getattr(self, name)[rows] for name in _NUMBERS))
+        names, families, *numbers = (np.asarray(column)[rows] for column in vars(self).values())
+        return CountedLaunches(tuple(names.tolist()), tuple(families.tolist()), *numbers)
 
     def design(self) -> Array:
         """Return the factor of every coefficient in every row, ``(row, coefficient)``."""
         exponent = np.array([term.exponent for term in TERMS.values()])
         rates = self.counts / self.duration_s[:, np.newaxis] * self.level[:, np.newaxis] ** exponent
         return np.column_stack([np.ones(len(self.names)), self.active * self.level, rates])
-
-
-_NUMBERS = ("power_w", "duration_s", "clock_hz", "level", "active", "counts")
 
 
 def is_held_out(spec: str) -> bool:

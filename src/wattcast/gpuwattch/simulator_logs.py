@@ -19,6 +19,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
+from wattcast.gpuwattch.trace_statistics import parse_figure
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
 
@@ -220,8 +221,5 @@ def _map_statistics(where: str, name: str, rows: Iterable[Mapping[str, float]]) 
 
 
 def _parse_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
+    number = parse_figure(text)
+    return math.nan if number is None else number

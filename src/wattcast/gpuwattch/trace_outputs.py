@@ -11,9 +11,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,58 +37,43 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 _SHADES = (0.0, 0.45, -0.4, 0.7, -0.65)
 
 
-class BackgroundWriter:
+class BackgroundWriter(ExitStack):
     """Runs jobs in order on another thread, at most ``waiting`` behind; an error surfaces at the next call."""
 
     def __init__(self, waiting: int = 2) -> None:
+        super().__init__()
         self._pool = ThreadPoolExecutor(1)
         self._jobs: deque[Future[None]] = deque()
         self._waiting = waiting
+        self.callback(self._pool.shutdown, cancel_futures=True)
 
     def submit(self, work: Callable[..., None], *arguments: object) -> None:
         """Queue ``work(*arguments)``; its arguments must not change any more."""
         self._jobs.append(self._pool.submit(work, *arguments))
-        while len(self._jobs) > self._waiting:
+        self.drain(self._waiting)
+
+    def drain(self, waiting: int = 0) -> None:
+        """Wait until all jobs are done, or all but some that wait."""
+        while len(self._jobs) > waiting:
             self._jobs.popleft().result()
 
-    def drain(self) -> None:
-        """Wait until all jobs are done."""
-        while self._jobs:
-            self._jobs.popleft().result()
 
-    def __enter__(self) -> BackgroundWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-
-class GrowingTextFile:
+class GrowingTextFile(ExitStack):
     """A text file, plain or gzip, that has a temporary name until it is whole."""
 
     def __init__(self, path: Path, compress: bool) -> None:
+        super().__init__()
         self.path = path.with_name(path.name + ".gz") if compress else path
-        self._place = replace_whole(self.path)
-        part = self._place.__enter__()
-        self.stream: Any = gzip.GzipFile(part, "wb", compresslevel=6) if compress else part.open("wb", buffering=0)
+        part = self.enter_context(replace_whole(self.path))
+        self.stream: Any = self.enter_context(
+            gzip.GzipFile(part, "wb", compresslevel=6) if compress else part.open("wb", buffering=0)
+        )
 
     def write(self, data: bytes | str) -> None:
         """Append. The stream has no buffer of its own: polars writes to the same file directly."""
         view = memoryview(data.encode() if isinstance(data, str) else data)
         while view:
             view = view[self.stream.write(view) :]
-
-    def __enter__(self) -> GrowingTextFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        try:
-            self.stream.close()
-        except OSError as failed:
-            kind, error, at = type(failed), failed, failed.__traceback__
-        self._place.__exit__(kind, error, at)
 
 
 def write_number_rows(file: GrowingTextFile, columns: Sequence[Array], trailing_comma: bool) -> None:
@@ -112,10 +97,11 @@ def write_text_rows(file: GrowingTextFile, text: bytes, drop: Mask, keep_comma: 
     file.write(text if keep_comma else text.replace(b",\n", b"\n"))
 
 
-class ParquetTable:
-    """Columns of every sample, streamed into one Parquet file."""
+class ParquetTable(ExitStack):
+    """Columns of every sample, streamed into one Parquet file, which the first rows open."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         try:
             self._arrow: Any = importlib.import_module("pyarrow")
             self._parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -123,62 +109,32 @@ class ParquetTable:
             text = "Parquet needs pyarrow. Install it (pip install 'wattcast[component]'), or add --no-parquet."
             raise MissingTool(text) from None
         self.path = path
-        self._place: Any = None
         self._writer: Any = None
 
     def write(self, columns: Mapping[str, Array]) -> None:
         """Append rows."""
         table = self._arrow.table({name: np.ascontiguousarray(values) for name, values in columns.items()})
         if self._writer is None:
-            self._place = replace_whole(self.path)
-            part = self._place.__enter__()
-            self._writer = self._parquet.ParquetWriter(part, table.schema, compression="zstd")
+            part = self.enter_context(replace_whole(self.path))
+            self._writer = self.enter_context(self._parquet.ParquetWriter(part, table.schema, compression="zstd"))
         self._writer.write_table(table)
 
-    def __enter__(self) -> ParquetTable:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, at: TracebackType | None) -> None:
-        if self._place is None:
-            return
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except OSError as failed:
-            kind, error, at = type(failed), failed, failed.__traceback__
-        self._place.__exit__(kind, error, at)
-
-
-@dataclass(frozen=True)
 class OutputLabels:
     """Names of components and counters as the files have them; in the original, commas belong to most labels."""
 
-    parts: tuple[str, ...]
-    counters: tuple[str, ...]
-    no_comma: tuple[str, ...] = ()
-    compat: bool = False
-    totals: bool = False  # AccelWattch adds threads per warp and totals of the counters
-
-    @property
-    def part_labels(self) -> tuple[str, ...]:
-        """Components with their commas."""
-        return tuple(name + ("," if self.compat and name not in self.no_comma else "") for name in self.parts)
-
-    @property
-    def counter_labels(self) -> tuple[str, ...]:
-        """Counters with their commas."""
-        last = self.counters[-1:]
-        return tuple(name + ("," if self.compat and (name,) != last else "") for name in self.counters)
-
-    @property
-    def power_header(self) -> str:
-        """First line of a power trace. The original's AccelWattch header lacks one comma."""
-        return "power," + "".join(self.part_labels) if self.compat else ",".join(("power", *self.parts))
-
-    @property
-    def steady_header(self) -> str:
-        """First line of the steady-state file."""
-        return ",".join(("start", "end", "power", "IPC", *self.counters))
+    def __init__(
+        self, parts: Sequence[str], counters: Sequence[str], no_comma: Sequence[str], compat: bool, totals: bool
+    ) -> None:
+        self.totals = totals  # AccelWattch adds threads per warp and totals of the counters
+        self.counters = tuple(counters)
+        self.part_labels, self.counter_labels = (
+            tuple(name + ("," if compat and name not in bare else "") for name in names)
+            for names, bare in ((parts, no_comma), (counters, counters[-1:]))
+        )
+        # the header of the original's AccelWattch lacks one comma
+        self.power_header = "power," + "".join(self.part_labels) if compat else ",".join(("power", *parts))
+        self.steady_header = ",".join(("start", "end", "power", "IPC", *counters))
 
 
 def format_kernel_report(kernel: KernelPower, names: Sequence[ListedKernel], labels: OutputLabels) -> Iterator[str]:
@@ -206,9 +162,9 @@ def format_kernel_report(kernel: KernelPower, names: Sequence[ListedKernel], lab
         yield f"\nKernel {title} Power Data:\n"
         yield from block(kind, extreme.power_w, extreme.part_w, extreme.counter)
     yield "\nAccumulative Power Statistics Over Previous Kernels:\n"
-    yield f"gpu_tot_avg_power = {_format_stream_number(kernel.so_far_mean_w)}\n"
-    yield f"gpu_tot_max_power = {_format_stream_number(kernel.so_far_max_w)}\n"
-    yield f"gpu_tot_min_power = {_format_stream_number(kernel.so_far_min_w)}\n\n\n"
+    for kind, watts in (("avg", kernel.so_far_mean_w), ("max", kernel.so_far_max_w), ("min", kernel.so_far_min_w)):
+        yield f"gpu_tot_{kind}_power = {_format_stream_number(watts)}\n"
+    yield "\n\n"
 
 
 def _format_stream_number(value: float) -> str:

@@ -204,11 +204,19 @@ def read_chip(request: TraceRequest) -> ChipFiles:
     if request.compat is SimulatorDialect.GPUWATTCH:
         clocks.reverse()
     clock_hz = request.clock_hz or clocks[0] or clocks[1]
-    if chip is None or request.energies is not None:
-        table = _find_energies(request, architecture, config, clock_hz, notes)
-    else:
+    if request.energies is not None:
+        table = read_energies(request.energies, config.sample_cycle, clock_hz)
+    elif chip is not None:
         table = measured_energies.measured_table(chip, architecture)
         notes.append(f"{table.name}: {chip.source}")
+    else:
+        from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
+
+        found = energies_of_architecture(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
+        table = make_energy_table(found, dialect)
+        notes.append(f"no table of energies: {found.provenance}")
+        if left_out := found.design.notes:
+            notes.append(f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults")
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
         of = "the sample time of" if chip is None else "the top clock of"
@@ -266,25 +274,6 @@ def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
     if request.steady is not None:
         config = replace(config, steady=SteadyStateDefinition.read(request.steady, "--steady"))
     return config
-
-
-def _find_energies(
-    request: TraceRequest,
-    architecture: ChipArchitecture,
-    config: SimulatorConfig,
-    clock_hz: float | None,
-    notes: list[str],
-) -> EnergyTable:
-    """Read the named energy table; without one, build energies from the architecture and note it."""
-    if request.energies is not None:
-        return read_energies(request.energies, config.sample_cycle, clock_hz)
-    from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
-
-    found = energies_of_architecture(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
-    notes.append(f"no table of energies: {found.provenance}")
-    if left_out := found.design.notes:
-        notes.append(f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults")
-    return make_energy_table(found, architecture.dialect)
 
 
 def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:

@@ -262,23 +262,21 @@ class _TracePass:
     def open_files(self, files: ExitStack) -> None:
         """Open the files that grow with the trace and write their headers."""
 
-        def text(wanted: bool, name: str, compress: bool) -> trace_outputs.GrowingTextFile | None:
-            if not wanted:
+        wanted, stamp = self.job.wanted, self.job.stamp
+
+        def text(is_wanted: bool, plain: str, manual: str, compress: bool) -> trace_outputs.GrowingTextFile | None:
+            if not is_wanted:
                 return None
+            name = f"gpgpusim_{manual}_{stamp}.log" if stamp else f"{plain}.log"  # manual, section 4.3
             file = files.enter_context(trace_outputs.GrowingTextFile(self.job.out / name, compress))
             self.result.files.append(file.path)
             return file
 
-        wanted = self.job.wanted
-
-        def name(plain: str, manual: str) -> str:  # manual, section 4.3
-            return f"gpgpusim_{manual}_{self.job.stamp}.log" if self.job.stamp else f"{plain}.log"
-
-        self.power = text(wanted.power_trace, name("power_trace", "power_trace"), self.compress)
-        self.metric = text(wanted.metric_trace, name("metric_trace", "metric_trace"), self.compress)
-        steady = name("steady_state_tracking", "steady_state_tracking_report")
-        self.steady = text(wanted.steady, steady, self.compress)
-        self.report = text(wanted.report, name("power_report", "power_report"), compress=False)
+        self.power = text(wanted.power_trace, "power_trace", "power_trace", self.compress)
+        self.metric = text(wanted.metric_trace, "metric_trace", "metric_trace", self.compress)
+        steady = "steady_state_tracking"
+        self.steady = text(wanted.steady, steady, f"{steady}_report", self.compress)
+        self.report = text(wanted.report, "power_report", "power_report", compress=False)
         self.parquet = None
         if wanted.parquet:
             self.parquet = files.enter_context(trace_outputs.ParquetTable(self.job.out / "samples.parquet"))
@@ -295,22 +293,23 @@ class _TracePass:
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)
         exact = block if self.restorer is None else replace(block, value=self.restorer.restore(block.value))
         activity = job.trace.activity(exact, job.sampling, sample)
-        thread: Array | None = None
-        known: Mask | None = None
+        threads: dict[str, Any] = {}
         if self.lanes is not None:
             kernel = len(self.tally.kernels) + np.cumsum(ends) - ends
-            activity, thread, known = self.lanes.add_lanes(activity, kernel, sample, ~ends)
+            activity, lanes, known = self.lanes.add_lanes(activity, kernel, sample, ~ends)
+            threads = {"threads_per_warp": lanes, "threads_known": known}
         power = job.model.power(activity)
         total_w = power.total_w
         if job.compat and activity.has("core_voltage"):
             total_w = job.model.original_total_w(power, activity, job.components.steady_leaves_out)
         self._write_rows(block, power, total_w, ends)
-        self._add_kernels(power, total_w, exact, thread, ends)
-        duration_s = np.broadcast_to(activity.duration_s, ends.shape)
-        static: dict[str, Array | Mask] = {}
-        if thread is not None and known is not None:
-            static = {"threads_per_warp": thread, "threads_known": known}
-        self._sum_samples(power, total_w, duration_s, np.asarray(activity.at.clock_hz), ends, static)
+        self._add_kernels(power, total_w, exact, threads.get("threads_per_warp"), ends)
+        columns = {
+            "duration_s": activity.duration_s,
+            "clock_hz": np.asarray(activity.at.clock_hz),
+            "power_w": total_w,
+        }
+        self._sum_samples(power, columns | threads, ends)
 
     def finish(self) -> None:
         """Report kernels and steady states, which only the end of the trace completes."""
@@ -367,34 +366,22 @@ class _TracePass:
                 self.tally.end()
                 self.states.end_kernel()
 
-    def _sum_samples(
-        self,
-        power: Power,
-        total_w: Array,
-        duration_s: Array,
-        clock_hz: Array,
-        ends: Mask,
-        static: Mapping[str, Array | Mask],
-    ) -> None:
+    def _sum_samples(self, power: Power, columns: Mapping[str, Any], ends: Mask) -> None:
         """Add the samples, without the rows that only end a kernel, to sums, figure and table."""
         keep, result = ~ends, self.result
-        kernel = (len(self.tally.kernels) - int(ends.sum()) + np.cumsum(ends))[keep]
-        part_w = power.part_w
-        if ends.any():
-            duration_s, total_w, part_w = duration_s[keep], total_w[keep], part_w[keep]
+        kept = {name: np.broadcast_to(values, ends.shape)[keep] for name, values in columns.items()}
+        part_w = power.part_w[keep] if ends.any() else power.part_w
+        duration_s, total_w = kept["duration_s"], kept["power_w"]
         if self.job.wanted.figure:
             self.timeline.add(part_w, duration_s)
         if self.parquet and len(total_w):
-            columns = {
+            place = {
                 "sample": result.samples + np.arange(len(total_w)),
-                "kernel": kernel,
+                "kernel": (len(self.tally.kernels) - int(ends.sum()) + np.cumsum(ends))[keep],
                 "time_s": result.duration_s + np.cumsum(duration_s) - duration_s,
-                "duration_s": duration_s,
-                "clock_hz": np.broadcast_to(clock_hz, ends.shape)[keep],
-                "power_w": total_w,
-            } | {name: values[keep] for name, values in static.items()}
-            columns |= {name: part_w[:, i] for i, name in enumerate(power.parts)}
-            self.writer.submit(self.parquet.write, columns)
+            }
+            parts = {name: part_w[:, i] for i, name in enumerate(power.parts)}
+            self.writer.submit(self.parquet.write, place | kept | parts)
         result.samples += len(total_w)
         result.duration_s += float(duration_s.sum())
         result.energy_j += float((total_w * duration_s).sum())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -59,85 +60,72 @@ class KernelPower:
     finished: bool = True
 
 
-@dataclass
-class _RunningSums:
-    """Sums over the samples of the kernel that is running."""
-
-    parts: int
-    counters: int
-    count: int = 0
-    total_w: float = 0.0
-    thread: float | None = 0.0
-    high: ExtremeSample | None = None
-    low: ExtremeSample | None = None
-
-    def __post_init__(self) -> None:
-        self.part_w, self.counter = np.zeros(self.parts), np.zeros(self.counters)
-
-
-@dataclass
 class KernelTally:
-    """Gathers the power of each kernel while its samples go by, and of everything before."""
+    """Gathers the power of each kernel while its samples go by, and of everything before.
 
-    parts: int
-    counters: int
-    kernels: list[KernelPower] = field(default_factory=list)
-    _all_sum: float = 0.0
-    _all_count: int = 0
-    _all_max: float = 0.0
-    _all_min: float = 0.0
+    A row of sums and of extremes has the total watts, then those of the parts, the counters, and the active threads.
+    """
 
-    def __post_init__(self) -> None:
-        self._sums = _RunningSums(self.parts, self.counters)
+    def __init__(self, parts: int, counters: int) -> None:
+        self.kernels: list[KernelPower] = []
+        self._edges = (1, 1 + parts, 1 + parts + counters)
+        self._all_sum = self._all_max = self._all_min = 0.0
+        self._all_count = 0
+        self._start_kernel()
 
-    @property
-    def running(self) -> int:
-        """Number of samples of the kernel that has not ended yet."""
-        return self._sums.count
+    def _start_kernel(self) -> None:
+        self.running = 0  # samples of the kernel that has not ended yet
+        nothing = np.zeros(self._edges[-1] + 1)
+        self._sum, self._high, self._low = nothing, nothing, nothing
 
     def add(self, total_w: Array, part_w: Array, counter: Array, thread: Array | None) -> None:
         """Add consecutive samples of the running kernel."""
         if not len(total_w):
             return
-        sums, block_w = self._sums, float(total_w.sum())
-        sums.count += len(total_w)
-        sums.total_w += block_w
-        sums.part_w += part_w.sum(axis=0)
-        sums.counter += counter.sum(axis=0)
-        sums.thread = None if thread is None or sums.thread is None else sums.thread + float(thread.sum())
+
+        def row(of: Callable[[Array], Array]) -> Array:
+            threads = [np.nan] if thread is None else [of(thread)]
+            return np.concatenate([[of(total_w)], of(part_w), of(counter), threads])
+
         high, low = int(np.argmax(total_w)), int(np.argmin(total_w))
-        if sums.high is None or total_w[high] > sums.high.power_w:
-            sums.high = ExtremeSample(float(total_w[high]), part_w[high].copy(), counter[high].copy())
-        if sums.low is None or total_w[low] < sums.low.power_w:
-            sums.low = ExtremeSample(float(total_w[low]), part_w[low].copy(), counter[low].copy())
-        self._all_sum += block_w
+        if not self.running or total_w[high] > self._high[0]:
+            self._high = row(itemgetter(high))
+        if not self.running or total_w[low] < self._low[0]:
+            self._low = row(itemgetter(low))
+        sums = row(lambda values: values.sum(axis=0))
+        self._sum = self._sum + sums
+        self.running += len(total_w)
+        self._all_sum += float(sums[0])
         self._all_count += len(total_w)
         self._all_max = max(self._all_max, float(total_w[high]))
         self._all_min = min(self._all_min or np.inf, float(total_w[low]))
 
     def end(self, finished: bool = True) -> None:
         """End the running kernel and append its figures."""
-        sums, nothing = self._sums, ExtremeSample(0.0, np.zeros(self.parts), np.zeros(self.counters))
         with np.errstate(invalid="ignore"):
-            mean_part_w, mean_counter = (np.true_divide(s, sums.count) for s in (sums.part_w, sums.counter))
+            mean = np.true_divide(self._sum, self.running)
+        _, mean_part_w, mean_counter, mean_thread = np.split(mean, self._edges)
+        high, low = (
+            ExtremeSample(float(row[0]), *np.split(row, self._edges)[1:3]) for row in (self._high, self._low)
+        )
         self.kernels.append(
             KernelPower(
                 len(self.kernels),
-                sums.count,
-                sums.total_w / sums.count if sums.count else 0.0,
+                self.running,
+                float(mean[0]) if self.running else 0.0,
                 mean_part_w,
                 mean_counter,
-                sums.counter,
-                sums.high or nothing,
-                sums.low or nothing,
-                sums.thread / sums.count if sums.thread is not None and sums.count else None,
+                np.split(self._sum, self._edges)[2],
+                high,
+                low,
+                None if np.isnan(mean_thread[0]) else float(mean_thread[0]),
                 self._all_sum / self._all_count if self._all_count else float("nan"),
                 self._all_max,
                 self._all_min,
                 finished,
             )
         )
-        self._sums = _RunningSums(self.parts, self.counters)
+        self._start_kernel()
 
 
 @dataclass(frozen=True)
@@ -238,8 +226,8 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
                 launches[-1].setdefault(_LOG_COLUMNS[key], value)
         before = (0.0, 0.0)
         for k in launches:
-            k["cycles"] = str(_parse_figure(k.get("cycles")) or "")
-            threads, warps = (_parse_figure(k.get(key)) or 0.0 for key in ("total_threads", "total_warps"))
+            k["cycles"] = str(parse_figure(k.get("cycles")) or "")
+            threads, warps = (parse_figure(k.get(key)) or 0.0 for key in ("total_threads", "total_warps"))
             if warps > before[1]:
                 k["threads"] = repr((threads - before[0]) / (warps - before[1]))
                 before = threads, warps
@@ -261,9 +249,9 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
             str(k["name"]),
             int(k.get("uid") or i),
             int(k["samples"]) if k.get("samples") else count,
-            _parse_figure(k.get("ipc")),
-            _parse_figure(k.get("mean_threads")),
-            _parse_figure(k.get("threads")),
+            parse_figure(k.get("ipc")),
+            parse_figure(k.get("mean_threads")),
+            parse_figure(k.get("threads")),
         )
         for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1)
     )
@@ -281,7 +269,8 @@ def _count_samples(cycles: Sequence[float | None], sample_cycle: int) -> list[in
     return found
 
 
-def _parse_figure(text: str | None) -> float | None:
+def parse_figure(text: str | None) -> float | None:
+    """Return a finite number that a simulator printed, None where there is none."""
     try:
         value = float(text) if text else None
     except ValueError:

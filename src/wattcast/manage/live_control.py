@@ -469,11 +469,7 @@ def run_controlled_program(
             stack.callback(units.reset)
         paths = {PROGRESS_VARIABLE: task.progress, SM_COUNT_VARIABLE: units.path if units else None}
         variables = {**environment, **{name: str(path) for name, path in paths.items() if path is not None}}
-        try:
-            process = subprocess.Popen(list(command), env=variables) if command else None
-        except OSError as error:
-            raise MissingTool(f"{command[0]}: cannot be started ({error.strerror}).") from None
-        signals.process = process
+        process = signals.start_program(command, variables) if command else None
 
         def is_alive() -> bool:
             return (process is None or process.poll() is None) and not signals.came
@@ -566,10 +562,7 @@ def visit_clock_plane(
                 codes[core_hz, memory_hz] = None
                 continue
             words = [word.replace("{core}", mhz["{core}"]).replace("{memory}", mhz["{memory}"]) for word in command]
-            try:
-                signals.process = process = subprocess.Popen(words, env=dict(environment))
-            except OSError as error:
-                raise MissingTool(f"{words[0]}: cannot be started ({error.strerror}).") from None
+            process = signals.start_program(words, environment)
             try:
                 while process.poll() is None:
                     card.beat()
@@ -605,6 +598,14 @@ class _PassedSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def start_program(self, words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the program that signals are passed on to."""
+        try:
+            self.process = subprocess.Popen(list(words), env=dict(variables))
+        except OSError as error:
+            raise MissingTool(f"{words[0]}: cannot be started ({error.strerror}).") from None
+        return self.process
 
     def _note_signal(self, number: int, _: FrameType | None) -> None:
         self.came = True

@@ -83,8 +83,7 @@ def draw_gains(
     if set(without) & set(applications):
         means["geo. mean 2"] = without
     values = {
-        policy: [getattr(o, field) for o in rows]
-        + [_mean_ratio(rows, field, left_out) for left_out in means.values()]
+        policy: [o.shares[field] for o in rows] + [_mean_ratio(rows, field, left_out) for left_out in means.values()]
         for policy, rows in outcomes.items()
     }
     names = [*applications, *means]
@@ -205,7 +204,7 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
 def _mean_ratio(rows: Sequence[PolicyOutcome], field: str, without: Sequence[str]) -> float:
     """Return the geometric mean of the ratio behind a gain, a saving or a slowdown."""
     sign = 1.0 if "slowdown" in field or "over_oracle" in field else -1.0
-    ratios = [1.0 + sign * getattr(o, field) for o in rows if o.application not in without]
+    ratios = [1.0 + sign * o.shares[field] for o in rows if o.application not in without]
     return sign * (float(np.exp(np.mean(np.log(ratios)))) - 1.0)
 
 

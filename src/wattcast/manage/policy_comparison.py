@@ -14,7 +14,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 HD7970 = "hd-7970"
 FIRST_SEED = 1000  # perturbed plants that results are reported on; the controller was tuned on seeds below 100
 ITERATIONS = 100
+ENDINGS = ("", "_with_probing")  # of shares: at the settings converged to, and of the whole run
 ENERGY_TOLERANCE = 0.02  # of power times time
 _RUN = re.compile(r"(?P<name>.+)_freq(?P<mhz>\d{2,5})_iter(?P<count>\d+)(?:\.csv)?")
 _NUMBER = re.compile(r"[-+.\deE]+")
@@ -48,33 +49,16 @@ _NUMBER = re.compile(r"[-+.\deE]+")
 class PolicyOutcome:
     """Hold what one policy brought on one application, as shares: 0.02 is two percent.
 
-    Plain fields belong to the settings a policy has converged to; ``_with_probing`` is the whole run, probes
-    included. Gains and savings are 1 - ratio; ``over_oracle`` and ``slowdown`` are ratio - 1. ``objective`` fields
-    score the goal that was asked for, ``ed2`` fields always score ED².
+    ``shares`` are ``ed2_gain_over_default``, ``ed2_over_oracle``, the same of ``objective``, ``slowdown``,
+    ``power_saving`` and ``energy_saving`` at the settings a policy has converged to, and each ``_with_probing``, for
+    the whole run. Gains and savings are 1 - ratio; ``over_oracle`` and ``slowdown`` are ratio - 1. ``objective``
+    scores the goal that was asked for, ``ed2`` always ED².
     """
 
     policy: PolicyName
     application: str
     settings: Settings | None  # where one setting serves all phases
-    ed2_gain_over_default: float
-    ed2_gain_over_default_with_probing: float
-    ed2_over_oracle: float
-    ed2_over_oracle_with_probing: float
-    objective_gain_over_default: float
-    objective_gain_over_default_with_probing: float
-    objective_over_oracle: float
-    objective_over_oracle_with_probing: float
-    slowdown: float
-    slowdown_with_probing: float
-    power_saving: float
-    power_saving_with_probing: float
-    energy_saving: float
-    energy_saving_with_probing: float
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Return all numbers by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, float)}
+    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -120,7 +104,7 @@ def _judge_run(
     settled = run_at_settings(tables, application, run.converged[order])
     base, best = default.played, oracle.played
     shares: dict[str, float] = {}
-    for ending, played in (("", settled), ("_with_probing", run.played)):
+    for ending, played in zip(ENDINGS, (settled, run.played), strict=True):
         time_s, energy_j = played.total_s, played.total_j + run.idle_j
         for name, goal in (("ed2", Goal.ED2), ("objective", objective.goal)):
             power = goal.delay_power
@@ -130,9 +114,11 @@ def _judge_run(
         shares[f"slowdown{ending}"] = time_s / base.total_s - 1
         shares[f"power_saving{ending}"] = 1 - energy_j / time_s / (base.total_j / base.total_s)
         shares[f"energy_saving{ending}"] = 1 - energy_j / base.total_j
+    # each beside itself with probing, as files have them
+    shares = {name + e: shares[name + e] for name in shares if not name.endswith(ENDINGS[1]) for e in ENDINGS}
     used = np.unique(run.converged[np.unique(order)])
     settings = tables.lattice.settings_at(int(used[0])) if len(used) == 1 else None
-    return PolicyOutcome(run.policy, application, settings, **shares)
+    return PolicyOutcome(run.policy, application, settings, shares)
 
 
 def geometric_mean_gain(
@@ -142,7 +128,7 @@ def geometric_mean_gain(
 
     ``without`` leaves applications out, as the second mean of the paper's figures leaves out the stress benchmarks.
     """
-    ratios = [1 - getattr(o, share) for o in outcomes if o.application not in without]
+    ratios = [1 - o.shares[share] for o in outcomes if o.application not in without]
     return 1.0 - float(np.exp(np.mean(np.log(ratios))))
 
 
@@ -153,15 +139,14 @@ def count_worse_runs(
     rows: list[PolicyOutcome] = []
     for seed in range(repeats):
         rows += compare_policies(plants, replace(setup, seed=setup.seed + seed), [PolicyName.HARMONIA]).outcomes
-    worse = [o.objective_gain_over_default < -by for o in rows]
-    worse_with_probing = [o.objective_gain_over_default_with_probing < -by for o in rows]
-    return {
-        "runs": float(len(rows)),
-        "share_over_1_percent_worse": float(np.mean(worse)),
-        "share_over_1_percent_worse_with_probing": float(np.mean(worse_with_probing)),
-        "ed2_over_oracle": float(np.mean([o.ed2_over_oracle for o in rows])),
-        "ed2_over_oracle_with_probing": float(np.mean([o.ed2_over_oracle_with_probing for o in rows])),
-    }
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    gain, over = "objective_gain_over_default", "ed2_over_oracle"
+    found = {"runs": float(len(rows))}
+    found |= {f"share_over_1_percent_worse{e}": mean(o.shares[gain + e] < -by for o in rows) for e in ENDINGS}
+    return found | {over + e: mean(o.shares[over + e] for o in rows) for e in ENDINGS}
 
 
 def comparison_json(
@@ -208,8 +193,8 @@ def _mean_json(comparison: PolicyComparison, policy: PolicyName, without: Sequen
     rows = comparison.for_policy(policy)
     means: dict[str, Any] = {name: _round_off(value) for name, value in comparison.mean(policy).items()}
     means["applications"] = len(rows)
-    means["worst_ed2_gain_over_default"] = _round_off(min(o.ed2_gain_over_default for o in rows))
-    means["worst_slowdown"] = _round_off(max(o.slowdown for o in rows))
+    means["worst_ed2_gain_over_default"] = _round_off(min(o.shares["ed2_gain_over_default"] for o in rows))
+    means["worst_slowdown"] = _round_off(max(o.shares["slowdown"] for o in rows))
     means["ed2_gain_geometric_mean_with_probing"] = _round_off(geometric_mean_gain(rows))
     if without:
         means["ed2_gain_geometric_mean_2_with_probing"] = _round_off(geometric_mean_gain(rows, without))
@@ -245,7 +230,7 @@ def print_comparison(
     geometric = f"geometric mean of {goal} gain, with probing"
     means = new_table("policy", *columns.values(), geometric, title="mean of applications")
     for o in comparison.for_policy(PolicyName.HARMONIA):
-        by_application.add_row(o.application, *(f"{getattr(o, name):.2%}" for name in columns))
+        by_application.add_row(o.application, *(f"{o.shares[name]:.2%}" for name in columns))
     for policy in PolicyName:
         rows = comparison.for_policy(policy)
         if rows:
@@ -295,13 +280,8 @@ def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict
         means.append(compare_policies([tables], setup, [PolicyName.HARMONIA]).mean(PolicyName.HARMONIA))
     found = {}
     for name in ("ed2_over_oracle_with_probing", "ed2_over_oracle", "slowdown_with_probing", "slowdown"):
-        low, median, high = np.percentile([mean[name] for mean in means], (10, 50, 90))
-        found[name] = {
-            "median": _round_off(median),
-            "p10": _round_off(low),
-            "p90": _round_off(high),
-            "plants": count,
-        }
+        figures = map(_round_off, np.percentile([mean[name] for mean in means], (50, 10, 90)))
+        found[name] = dict(zip(("median", "p10", "p90"), figures, strict=True)) | {"plants": count}
     return found
 
 

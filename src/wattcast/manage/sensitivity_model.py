@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, nearest_names
-from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.strict_files import decode_yaml, read_bytes, read_number
 from wattcast.core.whole_files import write_whole
-from wattcast.manage.plants import KnobRole, PlantTables, move_knob
+from wattcast.manage.plants import KnobRole
 
 FORMAT = 1
 STRONG_CORRELATION = 0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
@@ -148,7 +148,7 @@ def compute_to_memory_percent(valu_busy: Array, valu_utilisation: Array, memory_
     return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), 100.0))
 
 
-def _combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
+def combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
     """Return compute and bandwidth sensitivity from the sensitivities to single knobs.
 
     The paper aggregates the two compute knobs without saying how (section 4.1). We take their mean: throughput is the
@@ -159,29 +159,7 @@ def _combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
     return {"compute": np.asarray(0.5 * (compute[0] + compute[-1])), "bandwidth": bandwidth}
 
 
-def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
-    """Measure the sensitivities of every phase, ``(phase,)``: by knob, and combined as compute and bandwidth.
-
-    Each is the mean of finite differences over the whole range of a knob, with the other knobs at their highest
-    (section 4.1: "CU frequency and memory bandwidth are set to their maximum possible values").
-    """
-    lattice = tables.lattice
-    top = lattice.flat_index(lattice.top)
-    found: dict[str, Array] = {}
-    for i, knob in enumerate(lattice.knobs):
-        lower = [lattice.flat_index(move_knob(lattice.top, i, level)) for level in range(len(knob.levels) - 1)]
-        values = np.asarray(knob.levels)
-        each = measure_sensitivity(tables.time_s[:, lower], tables.time_s[:, [top]], values[:-1], values[-1:])
-        found[knob.role] = each.mean(axis=-1)
-    return found | _combine_knobs(found)
-
-
-def average_counters(tables: PlantTables) -> dict[str, Array]:
-    """Average the counters of each phase over all settings (section 4.2), compute-to-memory intensity included."""
-    return {name: table.mean(axis=-1) for name, table in _with_intensity(tables.counters).items()}
-
-
-def _with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
+def with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
     """Return the counters, and compute-to-memory intensity where its parts are among them."""
     if not set(RAW_COUNTERS) <= set(counters):
         return dict(counters)
@@ -208,24 +186,36 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
     Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps behaviours of one
     kernel apart, ``power_w`` is not used, and all other columns are counters.
     """
-    rows = _read_columns(path)
-    knobs = [str(role) for role in KnobRole if role in rows]
-    if not {"kernel", "time_s"} <= set(rows) or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
+    try:
+        names, *lines = list(csv.reader(read_bytes(path).decode("utf-8-sig").splitlines())) or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise bad_value(path.name, "a CSV file in UTF-8", str(error)) from None
+    if not lines:
+        raise bad_value(path.name, "a header and rows", "no rows")
+    if len(set(names)) != len(names):
+        raise bad_value(f"{path.name}: line 1", "columns of different names", ",".join(names))
+    for line_number, line in enumerate(lines, start=2):
+        if len(line) != len(names):
+            raise bad_value(f"{path.name}: line {line_number}", f"{len(names)} cells", len(line))
+    cells = dict(zip(names, zip(*lines, strict=True), strict=True))
+    knobs = [str(role) for role in KnobRole if role in cells]
+    if not {"kernel", "time_s"} <= set(cells) or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
         wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
-        raise bad_value(path.name, wanted, ", ".join(rows))
-    phases = list(zip(rows["kernel"], rows.get("phase", rows["kernel"]), strict=True))
-    keys = list(dict.fromkeys(phases))
-    which = np.array([keys.index(phase) for phase in phases])
-    columns = {name: cells for name, cells in rows.items() if name not in ("kernel", "phase")}
-    number = {name: _parse_floats(cells, f"{path.name}: {name}") for name, cells in columns.items()}
-    counters = {name: column for name, column in number.items() if name not in {*knobs, "time_s", "power_w"}}
+        raise bad_value(path.name, wanted, ", ".join(cells))
+    phases = list(zip(cells["kernel"], cells.get("phase", cells["kernel"]), strict=True))
+    number = {
+        name: np.array([read_number(cell, f"{path.name}: {name}") for cell in column])
+        for name, column in cells.items()
+        if name not in ("kernel", "phase")
+    }
+    counters = with_intensity({n: column for n, column in number.items() if n not in {*knobs, "time_s", "power_w"}})
+    groups = {phase: np.array([each == phase for each in phases]) for phase in dict.fromkeys(phases)}
     by_knob = {
-        knob: np.array([_knob_sensitivity(number, which == i, knob, knobs, key[0]) for i, key in enumerate(keys)])
+        knob: np.array([_knob_sensitivity(number, rows, knob, knobs, kernel) for (kernel, _), rows in groups.items()])
         for knob in knobs
     }
-    groups = [which == i for i in range(len(keys))]
-    means = {n: np.array([c[rows].mean() for rows in groups]) for n, c in _with_intensity(counters).items()}
-    return SensitivityTable(tuple(key[0] for key in keys), means, _combine_knobs(by_knob))
+    means = {name: np.array([column[rows].mean() for rows in groups.values()]) for name, column in counters.items()}
+    return SensitivityTable(tuple(kernel for kernel, _ in groups), means, combine_knobs(by_knob))
 
 
 def _knob_sensitivity(
@@ -241,31 +231,6 @@ def _knob_sensitivity(
     top = int(values.argmax())
     rest = np.arange(len(values)) != top
     return float(measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean())
-
-
-def _read_columns(path: Path) -> dict[str, list[str]]:
-    try:
-        names, *lines = list(csv.reader(read_bytes(path).decode("utf-8-sig").splitlines())) or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise bad_value(path.name, "a CSV file in UTF-8", str(error)) from None
-    if not lines:
-        raise bad_value(path.name, "a header and rows", "no rows")
-    if len(set(names)) != len(names):
-        raise bad_value(f"{path.name}: line 1", "columns of different names", ",".join(names))
-    for number, line in enumerate(lines, start=2):
-        if len(line) != len(names):
-            raise bad_value(f"{path.name}: line {number}", f"{len(names)} cells", len(line))
-    return {name: [line[i] for line in lines] for i, name in enumerate(names)}
-
-
-def _parse_floats(cells: Sequence[str], where: str) -> Array:
-    try:
-        column = np.array([float(cell) for cell in cells])
-    except ValueError as error:
-        raise bad_value(where, "numbers", str(error).rpartition(": ")[2].strip("'")) from None
-    if not np.isfinite(column).all():
-        raise bad_value(where, "finite numbers", "NaN or infinity")
-    return column
 
 
 @dataclass(frozen=True)

@@ -343,6 +343,7 @@ def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
 
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
+COST_TABLES = ("tokens", "head", "decode", "prompt", "prompt_slope")  # of step costs, by clock
 READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
 KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
 # Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use here
@@ -369,17 +370,9 @@ def costs_at_clock(costs: StepCosts, gpu: Gpu, clock_hz: float) -> StepCosts:
         return np.concatenate(halves, axis=-1)
 
     idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
-    return replace(
-        costs,
-        clock_hz=np.append(clock_hz, clocks[below:]),
-        tokens=cut(costs.tokens),
-        head=cut(costs.head),
-        decode=cut(costs.decode),
-        prompt=cut(costs.prompt),
-        prompt_slope=cut(costs.prompt_slope),
-        idle_w=idle_w,
-        waiting_w=idle_w * costs.host.waiting_power,
-    )
+    tables: dict[str, Any] = {name: cut(getattr(costs, name)) for name in COST_TABLES}
+    clock = np.append(clock_hz, clocks[below:])
+    return replace(costs, clock_hz=clock, idle_w=idle_w, waiting_w=idle_w * costs.host.waiting_power, **tables)
 
 
 class ServingPlant:

@@ -21,25 +21,47 @@ from wattcast.core.strict_files import read_bytes
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_coefficients, coefficients_to_plain
 
+_LANES = ("flane", "addlane")  # the first lane, and each further one
 # static powers of an AccelWattch architecture file: by instruction mix, first and further lanes; by memory
 STATIC_NAMES = (
     *(
         f"static_{mix}_{lane}"
         for mix in ("cat1", "cat2", "cat3", "cat4", "cat5", "cat6", "light", "intadd", "intmul", "geomean")
-        for lane in ("flane", "addlane")
+        for lane in _LANES
     ),
     *(f"static_{memory}_flane" for memory in ("shared", "l1", "l2")),
 )
-_INT_ADD = ("int_access",)
-_INT_MUL = ("int_mul24_access", "int_mul32_access", "int_mul_access", "int_div_access")
-_FP = ("fpu_access", "fp_mul_access", "fp_div_access")
-_DP = ("dpu_access", "dp_mul_access", "dp_div_access")
-_SFU = ("fp_sqrt_access", "fp_log_access", "fp_sin_access", "fp_exp_access")
-_TENSOR, _TEXTURE = ("tensor_access",), ("texture_access",)
-_L1 = ("l1_read_hit", "l1_read_miss", "l1_write_hit", "l1_write_miss")
-_SHARED = ("shared_access",)
-_L2 = ("l2_read_hit", "l2_read_miss", "l2_write_hit", "l2_write_miss")
-EVENTS = (*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE, *_L1, *_SHARED, *_L2, "idle_sm")
+_UNITS = {  # kinds of units by the events that show them at work
+    "add": ("int_access",),
+    "mul": ("int_mul24_access", "int_mul32_access", "int_mul_access", "int_div_access"),
+    "fp": ("fpu_access", "fp_mul_access", "fp_div_access"),
+    "dp": ("dpu_access", "dp_mul_access", "dp_div_access"),
+    "sfu": ("fp_sqrt_access", "fp_log_access", "fp_sin_access", "fp_exp_access"),
+    "tensor": ("tensor_access",),
+    "texture": ("texture_access",),
+}
+_MEMORIES = {
+    "l1": ("l1_read_hit", "l1_read_miss", "l1_write_hit", "l1_write_miss"),
+    "shared": ("shared_access",),
+    "l2": ("l2_read_hit", "l2_read_miss", "l2_write_hit", "l2_write_miss"),
+}
+EVENTS = (*(event for kinds in (_UNITS, _MEMORIES) for events in kinds.values() for event in events), "idle_sm")
+_WITH_BOTH = {"": "cat2", "dp": "cat3", "sfu": "cat4", "texture": "cat5", "tensor": "cat6"}  # beside integer and fp
+
+
+def _name_mix(kinds: set[str]) -> str:
+    """Return AccelWattch's name for a mix of units; light where none works."""
+    integer, others = kinds & {"add", "mul"}, kinds - {"add", "mul", "fp"}
+    if integer and "fp" in kinds and len(others) <= 1:
+        return _WITH_BOTH["".join(others)]
+    if integer == kinds:
+        return "light" if not kinds else "cat1" if len(kinds) == 2 else f"int{''.join(kinds)}"
+    return "geomean"
+
+
+_MIXES = tuple(
+    _name_mix({kind for i, kind in enumerate(_UNITS) if code >> i & 1}) for code in range(1 << len(_UNITS))
+)
 
 
 @dataclass(frozen=True)
@@ -59,11 +81,21 @@ class LaneStatic:
 
     def at(self, activity: Activity) -> Array:
         """Return the watts in each interval, at the reference voltage."""
-        seen = _Seen(activity)
         lanes = np.ceil(self.lanes(activity))  # the original counts in whole lanes, upwards
-        first, more = self._mix(seen)
-        asleep = lanes <= 0
-        first = np.where(asleep, self._memory(seen), first)
+        works = {kind: _happened(activity, events) for kind, events in _UNITS.items()}
+        if self.compat:  # the energy of an addition is never zero
+            works["add"] = np.ones_like(works["add"])
+        code = sum(mask.astype(np.intp) << i for i, mask in enumerate(works.values()))
+        first, more = (np.array([self.power_w[f"static_{m}_{lane}"] for m in _MIXES])[code] for lane in _LANES)
+        # where no lane is active, or lanes are and no unit works, memory alone is at work, or almost nothing
+        used = {memory: _happened(activity, events) for memory, events in _MEMORIES.items()}
+        memory_w = [self.power_w[f"static_{memory}_flane"] for memory in used]
+        alone_w = np.select(list(used.values()), memory_w, self.power_w["static_light_flane"])
+        if self.compat:  # the energy of an L1 access is never zero
+            alone_w = np.full(alone_w.shape, self.power_w["static_l1_flane"])
+        asleep, no_unit = lanes <= 0, np.equal(code, 0)
+        first = np.where(asleep | no_unit, alone_w, first)
+        more = np.where(asleep | (no_unit & np.any(list(used.values()), axis=0)), 0.0, more)
         active = (self.sm_count - np.clip(activity.event_values("idle_sm"), 0.0, self.sm_count)) / self.sm_count
         return np.asarray((first + np.where(asleep, 0.0, (lanes - 1.0) * more)) * active)
 
@@ -71,64 +103,16 @@ class LaneStatic:
         """Return the active threads of an executing warp as the activity says, or full warps where a unit worked."""
         if activity.has("active_thread"):
             return activity.event_values("active_thread")
-        works = _Seen(activity).any(*_INT_ADD, *_INT_MUL, *_FP, *_DP, *_SFU, *_TENSOR, *_TEXTURE)
-        return np.asarray(works * self.full_warp)
-
-    def _mix(self, seen: _Seen) -> tuple[Array, Array]:
-        """Return the power of the first lane and of each further one, by which units worked."""
-        always = np.ones(seen.shape, dtype=np.bool_)
-        add = always if self.compat else seen.any(*_INT_ADD)  # the energy of an addition is never zero
-        mul = seen.any(*_INT_MUL)
-        fp, dp, sfu = seen.any(*_FP), seen.any(*_DP), seen.any(*_SFU)
-        tensor, texture = seen.any(*_TENSOR), seen.any(*_TEXTURE)
-        integer = add | mul
-        others = [dp, sfu, tensor, texture]
-        alone = [m & ~np.any([o for o in others if o is not m], axis=0) for m in others]
-        none = ~np.any(others, axis=0)
-        both = integer & fp
-        table: list[tuple[Mask, str]] = [
-            (both & alone[0], "cat3"),
-            (both & alone[2], "cat6"),
-            (both & alone[1], "cat4"),
-            (both & alone[3], "cat5"),
-            (both & none, "cat2"),
-            (integer & ~fp & none & add & ~mul, "intadd"),
-            (integer & ~fp & none & ~add & mul, "intmul"),
-            (integer & ~fp & none & add & mul, "cat1"),
-        ]
-        masks = [mask for mask, _ in table]
-        first = np.select(masks, [self.power_w[f"static_{m}_flane"] for _, m in table], self._default("flane"))
-        more = np.select(masks, [self.power_w[f"static_{m}_addlane"] for _, m in table], self._default("addlane"))
-        nothing = ~(integer | fp) & none  # threads were active, but no unit: memory alone
-        first = np.where(nothing, self._memory(seen), first)
-        light = self.power_w["static_light_addlane"]
-        idle_memory = ~seen.any(*_L1, *_SHARED, *_L2)
-        return first, np.where(nothing, np.where(idle_memory, light, 0.0), more)
-
-    def _default(self, lane: str) -> float:
-        return self.power_w[f"static_geomean_{lane}"]
-
-    def _memory(self, seen: _Seen) -> Array:
-        if self.compat:  # the energy of an L1 access is never zero
-            return np.full(seen.shape, self.power_w["static_l1_flane"])
-        masks = [seen.any(*_L1), seen.any(*_SHARED), seen.any(*_L2)]
-        choice = [self.power_w[f"static_{m}_flane"] for m in ("l1", "shared", "l2")]
-        return np.asarray(np.select(masks, choice, self.power_w["static_light_flane"]))
+        return np.asarray(_happened(activity, (e for events in _UNITS.values() for e in events)) * self.full_warp)
 
 
-class _Seen:
-    """Which events happened at all in an interval."""
-
-    def __init__(self, activity: Activity) -> None:
-        self.activity = activity
-        self.shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1])
-
-    def any(self, *events: str) -> Mask:
-        found = np.zeros(self.shape, dtype=np.bool_)
-        for event in events:
-            if self.activity.has(event):
-                found |= self.activity.event_values(event) > 0
-        return found
+def _happened(activity: Activity, events: Iterable[str]) -> Mask:
+    """Tell for each interval whether one of the events happened at all."""
+    found = np.zeros(np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1]), dtype=np.bool_)
+    for event in events:
+        if activity.has(event):
+            found |= activity.event_values(event) > 0
+    return found
 
 
 _MAX_BYTE = 4 << 20

@@ -13,9 +13,9 @@ fitted at, and for work that its events can tell apart.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
 from wattcast.hardware import OperatingPoint
 from wattcast.power import power_model
-from wattcast.power.activity import Activity
+from wattcast.power.activity import Activity, known_events
 
 _SAME_CLOCK = 1e-3  # relative difference up to which two clocks are one setting
 
@@ -80,9 +80,12 @@ class RailVoltage:
         return np.maximum(own, np.interp(other_clock_hz, self.floor_clock_hz, self.floor_level))
 
 
+BASE = "base"
+
+
 @dataclass(frozen=True)
-class SupplyRail:
-    """One rail without its dynamic power: leakage, clock tree, and offsets at named clocks."""
+class EventRail:
+    """One rail: leakage, clock tree, offsets at named clocks, and what events or an activity factor α switch."""
 
     name: str
     clock: RailClock
@@ -90,13 +93,28 @@ class SupplyRail:
     leakage_a: float = 0.0  # W per V
     clock_f: float = 0.0  # W per (V²·Hz): switched at every cycle, work or not
     offset_w: tuple[tuple[float, float], ...] = ()  # (clock in Hz, W): off the straight line at this clock
+    _: KW_ONLY
+    event_f: Mapping[str, float] = field(default_factory=dict, metadata=power_model.SAVED_IF_SET)  # F, or J at V = 1
+    awake_w: float = field(default=0.0, metadata=power_model.SAVED_IF_SET)  # drawn whenever there is work
+    awake_per_s: float = field(default=0.0, metadata=power_model.SAVED_IF_SET)  # events a second that make it full
+    alpha: str = field(default="", metadata=power_model.SAVED_IF_SET)  # a mean event, 0 to 1
+    full_f: float = field(default=0.0, metadata=power_model.SAVED_IF_SET)  # F per cycle at α = 1, or J at V = 1
 
     def __post_init__(self) -> None:
+        where = f"rail {self.name}"
         numbers = (self.leakage_a, self.clock_f, *(w for _, w in self.offset_w))
         if not np.isfinite(numbers).all():
-            raise bad_value(f"rail {self.name}", "finite coefficients", numbers)
-        if self.clock is RailClock.FIXED and (self.clock_f or self.offset_w):
-            raise bad_value(f"rail {self.name}", "a clock, for its clock power or offsets", "none")
+            raise bad_value(where, "finite coefficients", numbers)
+        if self.clock is RailClock.FIXED and (self.clock_f or self.offset_w or self.alpha):
+            raise bad_value(where, "a clock, for its clock power, offsets or activity factor", "none")
+        if not np.isfinite(self.awake_w) or (self.awake_w and not self.awake_per_s > 0.0):
+            step = (self.awake_w, self.awake_per_s)
+            raise bad_value(where, "finite watts awake, in full at a rate above zero", step)
+        object.__setattr__(self, "event_f", power_model.order_by_event(where, self.event_f))
+        if self.alpha:
+            power_model.order_by_event(where, {self.alpha: self.full_f})
+            if not known_events()[self.alpha].is_mean:
+                raise bad_value(f"{where}: alpha", "an event that is a mean, 0 to 1", self.alpha)
 
     def own_clock_hz(self, at: OperatingPoint) -> Array:
         """Return the set clock of this rail; 0 where it has none."""
@@ -125,40 +143,29 @@ class SupplyRail:
             clock_w = clock_w + offset_w * (np.abs(clock_hz - named_hz) <= _SAME_CLOCK * named_hz)
         return clock_w
 
-
-BASE = "base"
-
-
-@dataclass(frozen=True)
-class EventRail:
-    """A rail and what each event on it switches."""
-
-    rail: SupplyRail
-    event_f: Mapping[str, float]  # event -> farad, or J at relative voltage 1
-    awake_w: float = 0.0  # drawn whenever there is work, in full from ``awake_per_s`` on
-    awake_per_s: float = 1.0  # events of all kinds a second
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.awake_w) and self.awake_per_s > 0.0):
-            step = (self.awake_w, self.awake_per_s)
-            raise bad_value(f"rail {self.rail.name}", "finite watts awake, in full at a rate above zero", step)
-        object.__setattr__(self, "event_f", power_model.order_by_event(f"rail {self.rail.name}", self.event_f))
+    @property
+    def required_events(self) -> tuple[str, ...]:
+        """Events that its power depends on."""
+        return (*self.event_f, self.alpha) if self.alpha else tuple(self.event_f)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of leakage, clock, then each event, then being awake where that costs."""
-        awake = (f"{self.rail.name} awake",) if self.awake_w else ()
-        return (f"{self.rail.name} leakage", f"{self.rail.name} clock", *self.event_f, *awake)
+        """Names of leakage, clock, then each event, then work by α and being awake where they cost."""
+        more = [f"{self.name} dynamic"] if self.alpha else []
+        more += [f"{self.name} awake"] if self.awake_w else []
+        return (f"{self.name} leakage", f"{self.name} clock", *self.event_f, *more)
 
     def part_w(self, activity: Activity) -> list[Array]:
-        """Return the watts of leakage, clock tree and each event, and of being awake."""
+        """Return the watts of each part."""
         at = activity.at
-        square = self.rail.volt(at) ** 2
+        square = self.volt(at) ** 2
         rates = [power_model.event_intensity(activity, event) for event in self.event_f]
         dynamic = [c * rate * square for c, rate in zip(self.event_f.values(), rates, strict=True)]  # Eq. 9
+        if self.alpha:
+            dynamic.append(self.full_f * square * self.own_clock_hz(at) * activity.event_values(self.alpha))  # Eq. 3
         if self.awake_w:
             dynamic.append(self.awake_w * np.minimum(np.sum(rates, axis=0) / self.awake_per_s, 1.0))
-        return [self.rail.leakage_w(at), self.rail.clock_w(at), *dynamic]
+        return [self.leakage_w(at), self.clock_w(at), *dynamic]
 
 
 @dataclass(frozen=True)
@@ -172,38 +179,20 @@ class HybridRail(power_model.PowerModel):
     def __post_init__(self) -> None:
         names = [part for rail in self.rails for part in rail.parts]
         if len(set(names)) != len(names) or not np.isfinite(self.base_w):
-            raise bad_value("hybrid rail", "a finite base power, and each rail and event once", ", ".join(names))
+            raise bad_value(self.kind, "a finite base power, and each rail and event once", ", ".join(names))
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        return tuple(event for rail in self.rails for event in rail.event_f)
+        return tuple(event for rail in self.rails for event in rail.required_events)
 
     @property
     def parts(self) -> tuple[str, ...]:
         return (BASE, *(part for rail in self.rails for part in rail.parts))
 
     def power(self, activity: Activity) -> power_model.Power:
-        """Return the watts of the base and of each rail's leakage, clock and events (Eq. 10)."""
-        activity.require(self.required_events, "hybrid rail power")
+        """Return the watts of the base and of each rail's leakage, clock and work (Eq. 10)."""
+        activity.require(self.required_events, f"{self.kind.replace('_', ' ')} power")
         part_w = [np.asarray(self.base_w)]
         for rail in self.rails:
             part_w += rail.part_w(activity)
         return power_model.stack_parts(activity, part_w, self.parts)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the coefficients for YAML, what each rail switches beside what it is."""
-        rails = []
-        for r in self.rails:
-            awake = {"awake_w": r.awake_w, "awake_per_s": r.awake_per_s} if r.awake_w else {}
-            rails.append(power_model.coefficients_to_plain(r.rail) | {"event_f": dict(r.event_f)} | awake)
-        return {"base_w": self.base_w, "rails": rails}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> HybridRail:
-        """Build the model from what ``to_plain`` returned."""
-        own = ("event_f", "awake_w", "awake_per_s")
-        rails = tuple(
-            EventRail(power_model.build_coefficients(SupplyRail, r), **{name: r[name] for name in own if name in r})
-            for r in plain["rails"]
-        )
-        return cls(float(plain["base_w"]), rails)

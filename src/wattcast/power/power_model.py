@@ -183,6 +183,7 @@ def power_model_kinds() -> dict[str, type[PowerModel]]:
 
 
 NOT_SAVED = {"saved": False}  # metadata of a field that files do not hold
+SAVED_IF_SET = {"saved": "set"}  # of one that they hold where it has not its default, which is zero or empty
 
 
 def coefficients_to_plain(value: Any) -> Any:
@@ -197,9 +198,12 @@ def coefficients_to_plain(value: Any) -> Any:
         return dict(value)
     if not is_dataclass(value):
         return value
-    saved = {item.name: getattr(value, item.name) for item in fields(value) if item.metadata.get("saved", True)}
-    is_empty = {name: isinstance(part, np.ndarray) and not part.size for name, part in saved.items()}
-    return {name: coefficients_to_plain(part) for name, part in saved.items() if not is_empty[name]}
+    plain = {}
+    for item in fields(value):
+        part, rule = getattr(value, item.name), item.metadata.get("saved", True)
+        if rule and (rule is True or part) and not (isinstance(part, np.ndarray) and not part.size):
+            plain[item.name] = coefficients_to_plain(part)
+    return plain
 
 
 def build_coefficients(kind: Any, plain: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from wattcast.core.errors import bad_value
 from wattcast.power.activity import Activity
-from wattcast.power.hybrid_rail import BASE, RailClock, SupplyRail
+from wattcast.power.hybrid_rail import BASE, EventRail, RailClock
 from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts
 
 
@@ -40,9 +40,9 @@ class RatePower(PowerModel):
         return tuple(self.event_j)
 
     @property
-    def _rails(self) -> list[SupplyRail]:
+    def _rails(self) -> list[EventRail]:
         pairs = ((RailClock.CORE, self.clock_j), (RailClock.MEMORY, self.memory_clock_j))
-        return [SupplyRail(str(clock), clock, clock_f=cost_j) for clock, cost_j in pairs if cost_j]
+        return [EventRail(str(clock), clock, clock_f=cost_j) for clock, cost_j in pairs if cost_j]
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from functools import cache
 from math import ceil, log2, prod
 from operator import attrgetter
 
+from wattcast.core.arrays import Sweepable
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.gpuwattch.bottom_up import chip_units
 from wattcast.gpuwattch.bottom_up.array_layout import (
@@ -32,6 +33,7 @@ _STATE_BIT = 5
 _LONG = {"sm": 0.80, "noc": 0.82, "memory controller": 0.82, "l2": 1.0}
 _COLLECTOR_ENTRIES = 8  # of an operand collector (manual 2.2.4)
 _UM2_PER_MM2 = 1e6
+_WORD_BIT = 32
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,18 @@ class CacheCost:
     subthreshold_w: float
     gate_w: float
     area_um2: float
+    write_back: bool  # of the L1 data cache, by which the misses of all first-level caches are charged
+
+    @property
+    def read_miss_j(self) -> float:
+        """Energy of a read that misses; a write-back cache is charged for its buffers when it writes."""
+        return self.array.read_j + (0.0 if self.write_back else self.missed_j)
+
+    @property
+    def write_miss_j(self) -> float:
+        """Energy of a write that misses."""
+        found = self.array.write_j + self.array.tag_read_j
+        return found + (self.array.write_j + self.missed_j + self.written_back_j if self.write_back else 0.0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,20 @@ class BuiltChip:
     link_j: float  # of a flit, beyond the router
     controller: chip_units.MemoryControllerCost
     coalescer: ArrayCost  # of one SM's tables
+
+    @property
+    def operand_j(self) -> Sweepable:
+        """Energy of one thread's operand on its way through crossbar, arbiter and collector."""
+        passage_j = (
+            self.register_crossbar.energy_j + self.register_arbiter.energy_j
+        ) / self.design.registers.operands
+        return self.design.clock_ratio * (passage_j + self.collector.read_j)
+
+    @property
+    def operand_share(self) -> float:
+        """Share of a register bank's energy that one thread's operand is charged."""
+        rf = self.design.registers
+        return self.design.clock_ratio * rf.read_share * _WORD_BIT / rf.bank_bit
 
 
 @cache
@@ -162,8 +190,10 @@ def _cache_cost(
             cost = searched_buffer_cost(tech, SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search))
             built.append(cost)
             used_j[i] = cost.search_j + cost.write_j
-    standing = (sum(getattr(cost, what) for cost in built) for what in ("subthreshold_w", "gate_w", "area_um2"))
-    return CacheCost(array, sum(used_j[:3]), used_j[3], *standing)
+    off_w, gate_w, area_um2 = (
+        sum(getattr(cost, what) for cost in built) for what in ("subthreshold_w", "gate_w", "area_um2")
+    )
+    return CacheCost(array, sum(used_j[:3]), used_j[3], off_w, gate_w, area_um2, design.data.write_back)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, sqrt
+from math import ceil, prod, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import BadInput, bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LEAKAGE, AREA, PIPELINES = "leakage", "area", "pipelines"
-_WORD_BIT = 32
 _UNITS_OF_PIPELINE = 4.0  # a core's latches belong to fetch, load-store, memory management and execution
 _BUSY_UNITS = 3.0  # of which three work for a duty of one (GPUWattch)
 _FITTED_MUST = 3.0
@@ -54,57 +52,20 @@ _PANELS = {  # size to change -> title, and the figures that show its effect
 def counter_energies(chip: chip_model.BuiltChip) -> dict[str, float]:
     """Return joules per count of GPUWattch's counters, with device memory where the design has its energy.
 
-    Each counter adds up the accesses that GPUWattch's McPAT charges it for; ``data/counters.csv`` lists them.
+    Each counter adds up the accesses that GPUWattch's McPAT charges it for. ``data/counters.csv`` lists them as sums
+    of products of numbers and figures of the chip; what a chip lacks (an L2, known device memory) costs nothing.
     """
-    d = chip.design
-    operand_j = d.clock_ratio * (
-        chip.register_crossbar.energy_j / d.registers.operands
-        + chip.register_arbiter.energy_j / d.registers.operands
-        + chip.collector.read_j
-    )
-    per_operand = d.clock_ratio * d.registers.read_share * _WORD_BIT / d.registers.bank_bit
-    read, write = chip.coalescer.read_j, chip.coalescer.write_j
-    switch = chip.shared_crossbar.energy_j * d.words_of_access
-    buffer, crossbar, arbiter = (part.energy_j for part in chip.router)
-    crossbar *= d.toggle
-    table: dict[str, Sweepable] = {
-        "TOT_INST": chip.buffer.read_j + chip.buffer.write_j,
-        "FP_INT": chip.window.read_j + 2.0 * chip.window.search_j + chip.window.write_j + chip.selection.energy_j,
-        "IC_H": chip.instruction.array.read_j,
-        "IC_M": chip.instruction.array.read_j + chip.instruction.array.write_j + chip.instruction.missed_j,
-        "DC_RH": chip.data.array.read_j + switch + read,
-        "DC_RM": _read_miss_j(chip.data, d.data.write_back) + read,
-        "DC_WH": chip.data.array.write_j + switch + write,
-        "DC_WM": _write_miss_j(chip.data, d.data.write_back) + write,
-        "TC_H": chip.texture.array.read_j + switch + read,
-        "TC_M": _read_miss_j(chip.texture, d.data.write_back) + read,
-        "CC_H": chip.constant.array.read_j + switch + read,
-        "CC_M": _read_miss_j(chip.constant, d.data.write_back) + read,
-        "SHRD_ACC": chip.shared.read_j * d.words_of_access + switch,
-        "REG_RD": per_operand * chip.registers.read_j + operand_j,
-        "REG_WR": per_operand * chip.registers.write_j,
-        "NON_REG_OPs": operand_j,
-        "SP_ACC": d.clock_ratio * chip.alu.energy_j,
-        "SFU_ACC": chip.sfu.energy_j,
-        "FPU_ACC": chip.fpu.energy_j,
-        "MEM_RD": chip.controller.read_j + (d.dram_read_j or 0.0),
-        "MEM_WR": chip.controller.write_j + (d.dram_write_j or 0.0),
-        "MEM_PRE": d.dram_precharge_j or 0.0,
-        "L2_RH": 0.0,
-        "L2_RM": 0.0,
-        "L2_WH": 0.0,
-        "L2_WM": 0.0,
-        "NOC_A": buffer + crossbar + arbiter + chip.link_j,
+
+    def find_figure(name: str) -> float:
+        value: Any = chip
+        for attribute in () if name.isdigit() else name.split("."):
+            value = None if value is None else getattr(value, attribute)
+        return float(name if value is chip else value or 0.0)
+
+    return {
+        row["counter"]: sum(prod(map(find_figure, term.split("*"))) for term in row["joules"].split(" + "))
+        for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
     }
-    if chip.l2 is not None:
-        l2 = chip.l2
-        table |= {
-            "L2_RH": l2.array.read_j,
-            "L2_RM": l2.array.tag_read_j,
-            "L2_WH": l2.array.write_j,
-            "L2_WM": l2.array.write_j + l2.array.tag_write_j + l2.missed_j + l2.written_back_j,
-        }
-    return {name: float(joule) for name, joule in table.items()}
 
 
 def pipeline_duty_w(chip: chip_model.BuiltChip) -> float:
@@ -112,15 +73,6 @@ def pipeline_duty_w(chip: chip_model.BuiltChip) -> float:
     d = chip.design
     cycle_j = chip.latches * chip.latch.energy_j * d.pipelines
     return float(cycle_j) * d.sm_count * _BUSY_UNITS / _UNITS_OF_PIPELINE * d.clock_hz
-
-
-def _read_miss_j(cost: chip_model.CacheCost, write_back: bool) -> float:
-    return cost.array.read_j + (0.0 if write_back else cost.missed_j)
-
-
-def _write_miss_j(cost: chip_model.CacheCost, write_back: bool) -> float:
-    found = cost.array.write_j + cost.array.tag_read_j
-    return found + (cost.array.write_j + cost.missed_j + cost.written_back_j if write_back else 0.0)
 
 
 _WIDTH_BIT = {"tensor_tf32_flop": 32, "tensor_fp16_flop": 16, "tensor_fp8_flop": 8, "tensor_int8_op": 8}
