@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from wattcast import validate
 from wattcast.cli.main import walk_commands
 from wattcast.core.measured_rows import read_table
 from wattcast.fit import database_fit
@@ -22,6 +21,8 @@ from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report import figure_style
+from wattcast.validate import ledger
+from wattcast.validate.kernel_checks import kernel_rows
 
 PREDICT = ("gpt2", "--gpu", "h100-sxm", "--batch", "1", "--seq", "64")
 TRACE = ("metric.log", "--config", "chip.xml", "--energies", "table.yaml", "--sample-cycles", "500")
@@ -135,9 +136,7 @@ def without_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = bundle_for(load_gpu("h200"))
     monkeypatch.setattr(database_fit, "fit_kernel_database", lambda *_: (shipped, shipped_held_out("h200")))
     monkeypatch.setattr(database_fit, "fit_engine_database", lambda *_: shipped)
-    monkeypatch.setattr(
-        validate, "build_ledger", lambda *_, **__: validate.kernel_rows(shipped_held_out("h200"), "h200")
-    )
+    monkeypatch.setattr(ledger, "build_ledger", lambda *_, **__: kernel_rows(shipped_held_out("h200"), "h200"))
 
 
 def _campaign(folder: Path) -> None:

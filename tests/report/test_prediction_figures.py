@@ -189,7 +189,9 @@ def test_a_front_of_points() -> None:
 
 
 def test_plot_on_commands(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattcast.validate.build_ledger", lambda *given, **options: [])  # its figure is asked for
+    monkeypatch.setattr(
+        "wattcast.validate.ledger.build_ledger", lambda *given, **options: []
+    )  # its figure is asked for
     fleet = tmp_path / "site.yaml"
     fleet.write_text(
         "gpus: {h200: 4}\npower: 12 kW\nworkloads:\n  - {workload: gpt2, rate: 20/s, options: {batch: 4, seq: 128}}\n"

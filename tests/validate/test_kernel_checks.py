@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.validate import LedgerRow, build_ledger, format_ledger, ledger_to_markdown, model_checks
+from wattcast.fit.scoring import LedgerRow
+from wattcast.validate import model_checks
+from wattcast.validate.ledger import build_ledger, format_ledger, ledger_to_markdown
 
 KEYS = {"set", "quantity", "n", "mape", "floor", "published", "must", "aim"}
 
@@ -59,7 +61,7 @@ def test_intervals_cover_about_what_they_say(rows: list[LedgerRow]) -> None:
 
 
 def test_json_is_json_and_text_is_text(call, rows: list[LedgerRow], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattcast.validate.build_ledger", lambda *given, **options: rows)
+    monkeypatch.setattr("wattcast.validate.ledger.build_ledger", lambda *given, **options: rows)
     done = call("lab", "validate", "--json")
     assert done.code == 0, done.err
     assert len(json.loads(done.out)["rows"]) == len(rows)

@@ -9,9 +9,9 @@ import pytest
 from studies.public_checks import public_sets
 
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
-from wattcast.validate import build_ledger, ledger
+from wattcast.validate import ledger
 from wattcast.validate.kernel_checks import layer_rows
-from wattcast.validate.ledger import STUDIES
+from wattcast.validate.ledger import STUDIES, build_ledger
 
 QUICK_SETS = (
     "kernel_rows interval_rows counter_rows choice_rows engine_kernel_rows serving_rows layer_rows model_rows"

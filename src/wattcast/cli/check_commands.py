@@ -31,19 +31,18 @@ def validate(
     format: str = "png",
 ) -> CommandOutput:
     """Print held-out errors beside trivial floors, published numbers and goals."""
-    from wattcast.validate import build_ledger, format_ledger, ledger_to_markdown
-    from wattcast.validate.ledger import draw_held_out, save_ledger_figures
+    from wattcast.validate import ledger
 
     if quantity not in ("latency", "power", "clock"):
         raise bad_value("--quantity", "latency, power or clock", quantity)
-    rows = build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
+    rows = ledger.build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
-        write_whole(Path(write), ledger_to_markdown(rows).encode())
-    for path in save_ledger_figures(figures, ending=format) if figures is not None else ():
+        write_whole(Path(write), ledger.ledger_to_markdown(rows).encode())
+    for path in ledger.save_ledger_figures(figures, ending=format) if figures is not None else ():
         env.say(f"figure saved: {path}")
     if plot is not None:
-        env.save_plot(draw_held_out(quantity), plot)
-    return CommandOutput({"rows": rows}, format_ledger(rows))
+        env.save_plot(ledger.draw_held_out(quantity), plot)
+    return CommandOutput({"rows": rows}, ledger.format_ledger(rows))
 
 
 @command("doctor")

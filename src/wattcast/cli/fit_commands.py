@@ -38,7 +38,8 @@ def fit_kernels(
 ) -> CommandOutput:
     """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.fit.database_fit import fit_kernel_database, write_fit
-    from wattcast.validate import format_ledger, kernel_rows
+    from wattcast.validate.kernel_checks import kernel_rows
+    from wattcast.validate.ledger import format_ledger
 
     bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
     write_fit(bundle, held, out)

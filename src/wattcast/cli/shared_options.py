@@ -172,7 +172,7 @@ class CommandDeclaration:
         prints = self.function.__annotations__["return"] != "None" and "json" not in own
         printed = [inspect.Parameter("json", keyword, default=False, annotation=bool)] if prints else []
         described = [self._describe(p) for p in [*(shared | taken | own).values(), *printed]]
-        required = [p for p in described if p.default is p.empty]
+        described.sort(key=lambda p: p.default is not p.empty)  # required ones first
         silent = {"json", *FIGURES} - own.keys() - taken.keys()
 
         def run(ctx: typer.Context, **options: Any) -> None:
@@ -190,8 +190,7 @@ class CommandDeclaration:
                 found.show(env, options["json"])
 
         context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        others = [p for p in described if p.default is not p.empty]
-        run.__signature__ = inspect.Signature([context, *required, *others])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([context, *described])  # type: ignore[attr-defined]
         run.__doc__ = self.function.__doc__
         return run
 
@@ -297,7 +296,7 @@ def declare_verb(words: str, verb: Callable[..., VerbResult]) -> None:
 
 @cache
 def read_help() -> dict[str, dict[str, dict[str, str]]]:
-    """Return the rows of ``options.csv`` by command and option; a row without an option describes a group."""
+    """Return the rows of ``options.csv`` by command and option; one without an option is of a verb or group."""
     found: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
     for row in read_shipped_table("wattcast.cli", "options.csv"):
         found[row["command"]][row["option"]] = row
