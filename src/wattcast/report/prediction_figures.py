@@ -26,7 +26,6 @@ from wattcast.report.figure_style import (
     draw_breakdown,
     new_axes,
     new_figure,
-    plot_measured,
 )
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ CLOSE_LAUNCHES = 80  # launches of the panel that looks closely
 FAMILY_MARKS = "os^Dv<>Ph*"
 
 
-def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array] | None = None) -> Figure:
-    """Draw the power of one run over time, modules stacked, waiting marked below; ``measured`` is seconds and watts.
+def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
+    """Draw the power of one run over time, modules stacked, waiting marked below.
 
     A run of many launches gets a second panel that shows ``CLOSE_LAUNCHES`` of them.
     """
@@ -51,8 +50,6 @@ def draw_timeline(trace: PowerTrace, p: Prediction, measured: tuple[Array, Array
     _draw_stack(panels[0], trace.binned(TRACE_BINS), scale)
     panels[0].axhline(float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W")
     _mark_gaps(panels[0], trace, scale)
-    if measured is not None:
-        plot_measured(panels[0], measured[0] * scale, measured[1], size=3.0)
     panels[0].set_xlim(0.0, trace.duration_s * scale)
     waiting = max(1.0 - float(p.busy_s) / float(p.latency_s), 0.0)
     said = f"{p.name} on {p.gpu}: {trace.duration_s * scale:.4g} {unit}, {waiting:.1%} waiting for the host"
@@ -78,14 +75,8 @@ def _draw_stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
     for index, name in enumerate(shown.parts):
         top = below + shown.part_w[:, index]
         if shown.part_w[:, index].any():
-            axes.stairs(
-                top,
-                edges,
-                baseline=below,
-                fill=True,
-                color=MODULE_COLOURS.get(name, SERIES_COLOURS[index % 8]),
-                label=name,
-            )
+            colour = MODULE_COLOURS.get(name, SERIES_COLOURS[index % 8])
+            axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=name)
         below = top
 
 
