@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from studies.public_checks.other_gpu_checks import to_calibration_row
 from studies.public_checks.published_runs import PUBLISHED_GPU, clean_runs, read_other_gpus, read_published_runs
 
@@ -28,7 +27,7 @@ from wattcast.core.strict_files import FitStatus
 from wattcast.fit import whole_models
 from wattcast.fit.calibration import MeasuredModel
 from wattcast.fit.engine_fit import load_measured_model
-from wattcast.fit.held_out import analyse_rows, predict_with_bundle, weighted_quantile
+from wattcast.fit.held_out import analyse_rows, predict_with_bundle
 from wattcast.fit.kernel_rows import parse_operators, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.fit.table_fit import describe_work, predict_tables_s
@@ -60,7 +59,6 @@ TABLE_ROWS = 60  # of a table, a number format and a band of latency
 CHIPS = {"a100-sxm-80gb": "A100", "b200": "B200", "l40s": "L40S", PUBLISHED_GPU: "A100", "a10": "A10"}
 HOST_BOUND = 0.05  # share of a step that the host waits for the GPU, below which the host holds the step up
 _LEAST_OF_GROUP = 20  # rows of a kind of kernel on a chip, to learn from
-FEW_CHIPS = 1.2  # factor on ends of whole models of two chips, so that they hold those of another
 _OTHER_KINDS = {"other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))}  # where no whole models are known
 _HALF_OTHER = 0.3  # half-width of logs that is scaled until whole models of other chips are inside
 
@@ -146,8 +144,7 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
     """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left out."""
     kernels, models = load_table_sets(reference), load_published_models(reference)
     chips = {s.chip for s in kernels} | {s.chip for s in models}
-    stretch = learn_stretch(kernels)
-    without = {chip: learn_forecast_ends(kernels, models, chip, stretch) for chip in sorted(chips)}
+    without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
     for found in kernels:
         bundle = found.bundle
         if bundle.status is FitStatus.FORECAST:
@@ -345,22 +342,22 @@ def load_layer_set(gpu: str) -> ModelSet:
 
 
 def learn_forecast_ends(
-    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = "", stretch: float | None = None
+    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = ""
 ) -> dict[str, ForecastEnds]:
     """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
 
-    A kind of kernel takes the 5th and 95th percentile of its rows, averaged over chips and stretched, since these are
-    few (``learn_stretch``). Other kinds share one pair of ends, as wide as it takes to hold 90 % of the published
-    whole models, given those of the first, and wider again; so does power.
+    A chip errs as a whole, and nobody knows in which direction the next one will: ends are as far below the forecast
+    as above it, in logs. A kind of kernel takes what holds 90 % of its rows, averaged over chips and stretched, since
+    these are few (``learn_stretch``). Other kinds share one pair of ends, as wide as it takes to hold 90 % of the
+    published whole models, given those of the first, and stretched too; so does power.
     """
-    stretch = learn_stretch(kernels) if stretch is None else stretch
+    stretch = learn_stretch(kernels, without)
     found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
     judged = [m for m in models if m.chip != without]
     if not judged:
         return found | _OTHER_KINDS
     weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
     ratios = {q: np.concatenate([m.log_ratio(q) for m in judged]) for q in ("latency", "power")}
-    base = tuple(weighted_quantile(ratios["power"], weight, level) for level in (0.05, 0.95))
     rows, gpus = len(weight), len({m.chip for m in judged})
 
     def share_inside(quantity: str, ends: ForecastEnds) -> float:
@@ -372,18 +369,19 @@ def learn_forecast_ends(
         return float(weight @ ((ratio >= at[:, 0]) & (ratio <= at[:, 1])) / weight.sum())
 
     def make(latency: float, power: float) -> ForecastEnds:
-        ends = [(round(float(np.exp(s * lo)), 3), round(float(np.exp(s * hi)), 3)) for s, lo, hi in (
-            (latency, -_HALF_OTHER, _HALF_OTHER), (power, min(base[0], -0.01), max(base[1], 0.01)))]  # fmt: skip
-        return ForecastEnds(ends[0], rows, gpus, ends[1])
+        return ForecastEnds(_pair(latency * _HALF_OTHER), rows, gpus, _pair(power * _HALF_OTHER))
 
     latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
     power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
-    return found | {"other": make(FEW_CHIPS * latency, FEW_CHIPS * power)}
+    return found | {"other": make(stretch * latency, stretch * power)}
 
 
-def learn_stretch(kernels: Sequence[KernelSet]) -> float:
-    """Learn the least factor on log-ends of kinds at which sets of a chip left out are 90 % inside on average."""
-    judged = [k for k in kernels if k.chip]
+def learn_stretch(kernels: Sequence[KernelSet], without: str = "") -> float:
+    """Learn the least factor on log-ends of kinds at which sets of a chip left out are 90 % inside on average.
+
+    ``without``: a chip whose sets are judged by the factor, and have no part in learning it.
+    """
+    judged = [k for k in kernels if k.chip not in ("", without)]
     if len({k.chip for k in judged}) < 2:
         return 1.0
 
@@ -431,19 +429,31 @@ def _least_scale(share: Callable[[float], float], low: float = 0.1, high: float 
 
 
 def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, ForecastEnds]:
-    """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that count alike."""
+    """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that count alike.
+
+    All products of engines have ends together, and so has their attention: for kinds that no chip has rows of. A kind
+    that only one of several chips has takes the mean of its own and of these.
+    """
     columns: list[tuple[str, str, float]] = []
     for found in kernels:
         known = zip(found.group, found.log_ratio["latency"], found.inside, strict=True)
         columns += [(group, found.chip, float(ratio)) for group, ratio, inside in known if inside]
-    groups, chips, ratio = zip(*columns, strict=True)
-    kinds, found_ends = set(groups), {}
-    for name in sorted({name for group in kinds for name in _names_of(group)}):
+    groups, chips, ratio = (np.array(column) for column in zip(*columns, strict=True))
+    kinds, half = set(groups.tolist()), {}
+    for name in {name for group in kinds for name in _names_of(group)}:
         meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
-        at = np.array([group in meant for group in groups])
-        ends = _pool(np.array(chips)[at], np.array(ratio)[at], stretch)
-        if ends is not None:
-            found_ends[name] = ends
+        at = np.isin(groups, list(meant))
+        each = [np.abs(ratio[at & (chips == chip)]) for chip in sorted(set(chips.tolist()))]
+        each = [some for some in each if some.size >= _LEAST_OF_GROUP]
+        if each:
+            mean = float(np.mean([np.quantile(some, LEVEL) for some in each]))
+            half[name] = mean, sum(some.size for some in each), len(each)
+    found_ends = {}
+    for name in sorted(half):
+        of_kind, rows, gpus = half[name]
+        of_all, _, most = half.get(".".join(name.split(".")[:2]), half[name])
+        shrunk = 0.5 * (of_kind + of_all) if gpus < 2 <= most else of_kind
+        found_ends[name] = ForecastEnds(_pair(stretch * shrunk), rows, gpus)
     return found_ends
 
 
@@ -453,16 +463,9 @@ def _names_of(group: str) -> tuple[str, ...]:
     parts = group.split(".")
     if "engine" not in parts:
         return (parts[0],)
-    return tuple(".".join(parts[:count]) for count in range(len(parts), 2, -1))
+    return tuple(".".join(parts[:count]) for count in range(len(parts), 1, -1))
 
 
-def _pool(chips: npt.NDArray[np.str_], ratio: Array, stretch: float) -> ForecastEnds | None:
-    """Return the mean ends of several chips' rows, stretched since chips are few; None where rows are few."""
-    counts = {chip: int((chips == chip).sum()) for chip in set(chips.tolist())}
-    kept = {chip: n for chip, n in counts.items() if n >= _LEAST_OF_GROUP}
-    if not kept:
-        return None
-    ends = np.array([np.quantile(ratio[chips == chip], [0.05, 0.95]) for chip in kept])
-    low, high = stretch * ends.mean(axis=0)
-    pair = round(float(np.exp(min(low, 0.0))), 3), round(float(np.exp(max(high, 0.0))), 3)
-    return ForecastEnds(pair, sum(kept.values()), len(kept))
+def _pair(half: float) -> tuple[float, float]:
+    """Return low and high end of a half-width in logs."""
+    return round(float(np.exp(-half)), 3), round(float(np.exp(half)), 3)

@@ -248,11 +248,8 @@ def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str
     """Find the name under which a bundle has ends for a kernel: its kind, a wider kind, its learner or its family."""
     if learner.startswith("engine_"):
         parts = group.split(".")
-        for count in range(len(parts), 2, -1):
-            if (name := ".".join(parts[:count])) in bundle.residuals:
-                return name
-        if learner in bundle.residuals:
-            return learner
+        names = [*(".".join(parts[:count]) for count in range(len(parts), 1, -1)), learner]
+        return next((name for name in names if name in bundle.residuals), family)
     return family
 
 

@@ -388,7 +388,8 @@ def forecast_residuals(
     rest = ends["other"]
     assert rest.power is not None, "power of other kernels stands for all"
     named = {name: ResidualEnds(e.latency, e.power or rest.power, e.rows) for name, e in ends.items()}
-    return {family: r if family == "collective" else named["other"] for family, r in parent.items()} | named
+    # a kind (a name with a dot) that none of them has takes the ends of the nearest name above it
+    return {f: r if f == "collective" else named["other"] for f, r in parent.items() if "." not in f} | named
 
 
 def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
