@@ -75,9 +75,16 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         done += here
     if steps:
         passes.append(_trace_decode_step(model, options, steps - 1))
-    blocks += _exchanges_between_gpus(options, first)
-    if options.phase is WorkloadPhase.TRAIN:
-        blocks.append(optimiser_block(first.parameter_count, activation_dtype(options)))
+    training, dtype = options.phase is WorkloadPhase.TRAIN, activation_dtype(options)
+    if options.pp > 1:  # activations go forward to the next stage, gradients backward
+        layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
+        byte, stride = layers.outputs[0].storage.byte, options.pipeline_stride
+        op = Collective("send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline")
+        blocks.append(Block((op,), 1, "pipeline"))
+    if options.dp > 1 and training:
+        blocks.append(gradient_exchange_block(first.parameter_count, dtype, options.dp, options.tp * options.cp))
+    if training:
+        blocks.append(optimiser_block(first.parameter_count, dtype))
     if options.stack is SoftwareStack.ENGINE:
         blocks = [
             replace(b, ops=tuple(replace(o, software="engine") if isinstance(o, Collective) else o for o in b.ops))
@@ -99,22 +106,6 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         item=model.template.item,
         gpu_count=options.gpu_count,
     )
-
-
-def _exchanges_between_gpus(options: ModelOptions, program: Program) -> list[Block]:
-    """Return what pipeline stages send on, and the sum of gradients over replicas."""
-    blocks, dtype = [], activation_dtype(options)
-    training = options.phase is WorkloadPhase.TRAIN
-    if options.pp > 1:
-        layers = next(s for s in program.sections if s.repeat > 1 or "layers" in s.label)
-        sends = 2 if training else 1  # activations forward, gradients backward
-        byte = layers.outputs[0].storage.byte
-        stride = options.pipeline_stride
-        op = Collective("send", byte, 2, stride=stride, dtype=dtype, count=sends, label="pipeline")
-        blocks.append(Block((op,), 1, "pipeline"))
-    if options.dp > 1 and training:
-        blocks.append(gradient_exchange_block(program.parameter_count, dtype, options.dp, options.tp * options.cp))
-    return blocks
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: int | None = None) -> Program:

@@ -218,10 +218,11 @@ def convolution_work(
     )
     features_, logs, aligned = product_features(*product, tile, reference)
     logs |= {"log_turns": turns, "log_moved": moved, "log_groups": s.groups, "log_image": s.image, "log_out": s.out}
-    aligned |= {"align_side": s.side} | _take_alignments(s)
-    features_ |= _plain_shape(s)
+    of_shape = _shape_features(s)
+    aligned |= {"align_side": s.side} | of_shape[2]
+    features_ |= of_shape[0]
     features_ |= {"turned": turned, "padded_in": padded_in, "padded_out": padded_out, "tap_padding": padding}
-    return FamilyColumns(group, work, features_ | blend, logs | _take_logs(s), aligned)
+    return FamilyColumns(group, work, features_ | blend, logs | of_shape[1], aligned)
 
 
 def convolution_choice_inputs(
@@ -233,24 +234,17 @@ def convolution_choice_inputs(
 
 
 def _describe_shape(s: _Sizes) -> Columns:
-    logs, aligned = _take_logs(s), _take_alignments(s)
-    found = choice_columns(*s.product) | _plain_shape(s)
+    plain, logs, aligned = _shape_features(s)
+    found = choice_columns(*s.product) | plain
     found |= zip(logs, log2_size(list(logs.values())), strict=True)
     return found | dict(zip(aligned, log2_alignment(list(aligned.values())), strict=True))
 
 
-def _take_logs(s: _Sizes) -> Columns:
-    """Return sizes that the choice and the residual see in logs."""
-    return {"log_c": s.c, "log_rs": s.rs, "log_side": s.high, "log_batch": s.batch}
-
-
-def _take_alignments(s: _Sizes) -> Columns:
-    """Return sizes of which both see what divides them."""
-    return {"align_c": s.c, "align_k": s.n}
-
-
-def _plain_shape(s: _Sizes) -> Columns:
-    return {"stride": s.stride, "channels_last": s.last, "dtype": s.code, "dgrad": s.dgrad, "wgrad": s.wgrad}
+def _shape_features(s: _Sizes) -> tuple[Columns, Columns, Columns]:
+    """Return sizes that the choice and the residual see: as they are, in logs, and by what divides them."""
+    plain = {"stride": s.stride, "channels_last": s.last, "dtype": s.code, "dgrad": s.dgrad, "wgrad": s.wgrad}
+    logs = {"log_c": s.c, "log_rs": s.rs, "log_side": s.high, "log_batch": s.batch}
+    return plain, logs, {"align_c": s.c, "align_k": s.n}
 
 
 def _name_choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:

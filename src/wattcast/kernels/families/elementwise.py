@@ -124,7 +124,10 @@ def elementwise_work(
     special = {
         i: name for i, op in enumerate(ops) if op.function in SPECIAL_FUNCTIONS and (name := special_kernel(op))
     }
-    _replace_grids(grid, _row_grids(s, columns, issue, missing, sms))
+    if (at := (s.kernel >= _CAT).nonzero()[0]).size:  # kernels that are cut by rows, of which a workload has a few
+        sizes = np.array([s.n, s.rows, columns, s.form.width, issue, s.write, s.form.start_cycle, missing])
+        rows = zip(at.tolist(), s.kernel[at].tolist(), sizes.take(at, axis=1).T.tolist(), strict=True)
+        _replace_grids(grid, {i: _row_grid(kernel, row, sms) for i, kernel, row in rows})
     own = {i: special_grid(name, ops[i], sms, float(missing[i])) for i, name in special.items()}
     _replace_grids(grid, {i: found for i, found in own.items() if found is not None})
     units, steps, slots, launches, between, sm_cycle, once = grid
@@ -304,16 +307,6 @@ def _replace_grids(grid: Array, grids: Mapping[int, LaunchGrid]) -> None:
         table, rows = as_columns(list(grids.values())), list(grids)
         table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], grid[_SM_CYCLE, rows])
         grid[:, rows] = table
-
-
-def _row_grids(s: _Sizes, columns: Array, issue: Array, missing: Array, sm_count: float) -> dict[int, LaunchGrid]:
-    """Return the grids of kernels that are cut by rows, of which a workload has a few."""
-    at = (s.kernel >= _CAT).nonzero()[0]
-    if not at.size:
-        return {}
-    sizes = s.n, s.rows, columns, s.form.width, issue, s.write, s.form.start_cycle, missing
-    rows = zip(at.tolist(), s.kernel[at].tolist(), np.array(sizes).take(at, axis=1).T.tolist(), strict=True)
-    return {i: _row_grid(kernel, row, sm_count) for i, kernel, row in rows}
 
 
 def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGrid:

@@ -101,16 +101,22 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid |
     By running statistics it is one pass, led in halves by two small kernels. In training the batch's own statistics
     come before it. The gradient sums over input and gradient first: blocks walk twice.
     """
-    shape = _image_shape(op)
-    if shape is None:
+    if op.layout not in (Layout.CONTIGUOUS, Layout.TRANSPOSED) or not op.rows or not op.run:
         return None
+    channels, pixels = float(op.rows), float(op.run)
+    pictures = max(op.n / (channels * pixels), 1.0)
+    shape = _ImageShape(channels, pixels, pictures, op.layout is Layout.TRANSPOSED, op.dtype is Dtype.FP32)
     if op.function == "batchnorm":
         blocks, steps, slots, cycle = _scale_images(shape, sm_count, missing)
         launches = 1.0 if shape.cudnn else 3.0
         return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, launches, 0.0, cycle, True)
-    if shape.cudnn:
-        return _cudnn_batch_norm(shape, sm_count, missing)
     blocks, steps, slots = _sum_channels(shape, sm_count)
+    walk = steps - _REDUCE_STEPS
+    if shape.cudnn and shape.last:
+        return LaunchGrid(blocks, steps_with_misses(_CUDNN_LAST_STEPS * walk, missing), slots, 2.0)
+    if shape.cudnn:
+        share = _CUDNN_STEPS if shape.pixels * shape.pictures <= _CUDNN_KEPT else 1.0
+        return LaunchGrid(blocks, _CUDNN_REDUCE_STEPS + steps_with_misses(share * walk, missing), slots)
     if op.function == "batchnorm_train":
         _, after, _, cycle = _scale_images(shape, sm_count, missing)
         launches = 3.0 + (shape.last and blocks > ceil(shape.channels / _LAST_CHANNELS))
@@ -118,23 +124,6 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid |
     if shape.last:  # several loads in flight
         return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, 3.0)
     return LaunchGrid(blocks, steps_with_misses(2.0 * steps, 2.0 * missing), slots)
-
-
-def _cudnn_batch_norm(shape: _ImageShape, sm_count: float, missing: float) -> LaunchGrid:
-    blocks, steps, slots = _sum_channels(shape, sm_count)
-    walk = steps - _REDUCE_STEPS
-    if shape.last:
-        return LaunchGrid(blocks, steps_with_misses(_CUDNN_LAST_STEPS * walk, missing), slots, 2.0)
-    share = _CUDNN_STEPS if shape.pixels * shape.pictures <= _CUDNN_KEPT else 1.0
-    return LaunchGrid(blocks, _CUDNN_REDUCE_STEPS + steps_with_misses(share * walk, missing), slots)
-
-
-def _image_shape(op: Elementwise) -> _ImageShape | None:
-    if op.layout not in (Layout.CONTIGUOUS, Layout.TRANSPOSED) or not op.rows or not op.run:
-        return None
-    channels, pixels = float(op.rows), float(op.run)
-    pictures = max(op.n / (channels * pixels), 1.0)
-    return _ImageShape(channels, pixels, pictures, op.layout is Layout.TRANSPOSED, op.dtype is Dtype.FP32)
 
 
 def _scale_images(shape: _ImageShape, sm_count: float, missing: float) -> tuple[float, float, float, float]:

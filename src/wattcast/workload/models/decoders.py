@@ -419,18 +419,19 @@ def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[
 
     attend = _engine_latent_attention if run.engine else _latent_self_attention
 
+    def add(x: Tensor, part: Callable[[Tensor], Tensor], to_products: bool = True) -> Tensor:
+        """Add a part; an engine's next norm adds the residual."""
+        if run.served:
+            return part(layers.add_norm(run, x, RmsNorm, to_products=to_products))
+        return x + part(layers.rms_norm(run, x))
+
     def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         with tape.scope("attention"):
-            normed = layers.add_norm(run, x, RmsNorm) if run.served else layers.rms_norm(run, x)
-            out = attend(dims, run, normed, cos, sin, mask)
-            x = out if run.served else x + out  # an engine's next norm adds the residual
+            x = add(x, lambda y: attend(dims, run, y, cos, sin, mask))
         with tape.scope("mlp"):
-            normed = layers.add_norm(run, x, RmsNorm, to_products=dense) if run.served else layers.rms_norm(run, x)
             if dense:
-                out = layers.gated_feed_forward(run, normed, dims.intermediate, dims.activation)
-            else:
-                out = mix_experts(dims.expert_dims, run, normed)
-            return out if run.served else x + out
+                return add(x, lambda y: layers.gated_feed_forward(run, y, dims.intermediate, dims.activation))
+            return add(x, lambda y: mix_experts(dims.expert_dims, run, y), to_products=False)
 
     return layer
 

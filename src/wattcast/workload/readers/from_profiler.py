@@ -277,7 +277,12 @@ def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tup
         gone = {int(axis) % len(first.shape) for axis in axes}
         return tuple(size for axis, size in enumerate(first.shape) if axis not in gone)
     if name == "convolution":
-        return _infer_convolved_shape(args)
+        x, weight, _, stride, padding, dilation = args[:6]
+        if len(args) > 6 and args[6] is True:
+            raise ValueError("transposed convolution")
+        sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+        out = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in sides]
+        return (x.shape[0], weight.shape[0], *out)
     if name in ("slice_backward", "select_backward") and isinstance(args[1], list):
         return tuple(args[1])
     if name == "constant_pad_nd" and isinstance(args[1], list):
@@ -287,14 +292,3 @@ def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tup
         return tuple(padded)
     alike = any(word in name for word in ("softmax", "norm", "attention"))
     return first.shape if alike or name in ("native_dropout", "nll_loss_forward") else None
-
-
-def _infer_convolved_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    x, weight, _, stride, padding, dilation = args[:6]
-    if len(args) > 6 and args[6] is True:
-        raise ValueError("transposed convolution")
-    sizes = [
-        (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, gap in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    ]
-    return (x.shape[0], weight.shape[0], *sizes)
