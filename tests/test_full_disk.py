@@ -1,12 +1,20 @@
-"""A full or failing disk at every write of every command that writes: an exit code, a sentence, and the old files."""
+"""A full or failing disk at every write of every command that writes: an exit code, a sentence, and the old files.
+
+In the normal run the Nth fsync of some commands fails. With ``-m slow`` every command runs below ``failing_disk.c``,
+where any call of the C library that writes may fail, those of polars and pyarrow too.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -209,22 +217,50 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS])
+class FailingDisk(Protocol):
+    """A disk whose Nth call that writes fails; call 0 is none, and they are counted."""
+
+    def disk_fails_at(self, call: int, error: int) -> None: ...
+
+    def disk_calls(self) -> int: ...
+
+
+class FailingSync:
+    """A disk that fails where files are synchronised, as every file is before it takes its name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._count_or_fail)
+
+    def disk_fails_at(self, call: int, error: int) -> None:
+        self._calls, self._fails_at, self._error = 0, call, error
+
+    def disk_calls(self) -> int:
+        return self._calls
+
+    def _count_or_fail(self, fd: int) -> None:
+        self._calls += 1
+        if self._calls == self._fails_at:
+            raise OSError(self._error, os.strerror(self._error))
+        self._fsync(fd)
+
+
+BELOW = "WATTCAST_FAILING_DISK"  # names the library below which this process runs
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
+    failing = ctypes.CDLL(os.environ[BELOW]) if BELOW in os.environ else FailingSync(monkeypatch)
+    failing.disk_fails_at(0, 0)
+    return failing
+
+
+@pytest.mark.parametrize("name", COMMANDS if BELOW in os.environ else QUICK)
 def test_the_nth_write_may_fail(
-    name: str, call, without_fits, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, call, without_fits, disk: FailingDisk, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``measure kernels`` exited with 0 after a traceback, and half a table stood where a whole one had been."""
     monkeypatch.chdir(tmp_path)
-    fsync, calls, fails_at = os.fsync, [0], [0]
-
-    def count_or_fail(fd: int) -> None:  # every file that is written goes through here
-        calls[0] += 1
-        if calls[0] == fails_at[0]:
-            code = errno.EIO if calls[0] % 2 else errno.ENOSPC
-            raise OSError(code, os.strerror(code))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", count_or_fail)
     _campaign(tmp_path / "campaign")
     _engine(tmp_path / "engine")
     _instruments(tmp_path)
@@ -232,25 +268,30 @@ def test_the_nth_write_may_fail(
         monkeypatch.setenv("WATTCAST_REFERENCE", str(request.getfixturevalue("reference")))
     if name == "sensitivity":
         assert call("manage", "simulate", "--export", "kernels.csv").code == 0
-        calls[0] = 0
     out = tmp_path / "out"
     out.mkdir()
     if name == "page":
         (out / "page.md").write_bytes(BEFORE)
     assert call(*COMMANDS[name]).code == 0
-    whole, writes = _files(out), calls[0]
-    assert writes
+    whole = _files(out)
     old = whole if name.startswith("pack") else dict.fromkeys(whole, BEFORE)
-    for fails_at[0] in range(1, writes + 1):
+    fails_at, calls = 0, 1
+    while fails_at <= calls:
         shutil.rmtree(out)
         for path, data in old.items():
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             (out / path).write_bytes(data)
-        calls[0] = 0
+        disk.disk_fails_at(fails_at, errno.EIO if fails_at % 2 else errno.ENOSPC)
         found = call(*COMMANDS[name])
+        made = disk.disk_calls()
         after = {path: data for path, data in _files(out).items() if ".parts/" not in path}
+        if fails_at == 0:
+            calls = made
+            assert calls
+        fails_at += 1
         if found.code == 0:  # the folder could not be synchronised: the file itself is there, whole
             assert set(after) == set(whole)
+            assert not [path for path in old if after[path] == old[path] != whole[path]]
             continue
         assert "internal error" not in found.err
         assert "Traceback" not in found.err
@@ -259,3 +300,20 @@ def test_the_nth_write_may_fail(
         for path, data in after.items():
             unchanged = data == old[path]
             assert unchanged or (read_table(out / path) if path.endswith(".parquet") else data == whole[path])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_any_call_that_writes_may_fail(name: str, tmp_path: Path) -> None:
+    """A trace whose files could not be opened left hidden ones beside them."""
+    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
+        pytest.skip("no C compiler")
+    library = str(tmp_path / "failing_disk.so")
+    source = str(Path(__file__).parent / "standin" / "failing_disk.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    below = os.environ | {"LD_PRELOAD": library, BELOW: library}
+    one = f"{__file__}::test_the_nth_write_may_fail[{name}]"
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", one]
+    done = subprocess.run(argv, env=below, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "1 passed" in done.stdout or "1 skipped" in done.stdout
