@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwattch.conftest import COLUMNS, TraceMaker, read_lines, read_table, sample_rows, trace_text
-from wattcast.core.errors import BadInput
+from wattcast.core.errors import BadInput, CannotWrite
 from wattcast.gpuwattch import trace_reading
 from wattcast.gpuwattch.architecture import SimulatorConfig, SteadyStateDefinition, read_simulator_config
-from wattcast.gpuwattch.trace_outputs import IdleSmRestorer
+from wattcast.gpuwattch.trace_outputs import GrowingTextFile, IdleSmRestorer
 from wattcast.gpuwattch.trace_reading import CLOCK, INSTRUCTIONS, VOLTAGE, TraceSampling
 from wattcast.gpuwattch.trace_run import WantedFiles, run_trace
 from wattcast.gpuwattch.trace_statistics import KernelEndFinder, ListedKernel, SteadyStateFinder, read_kernel_list
@@ -165,6 +168,18 @@ def test_a_fault_keeps_what_came_before(tmp_path: Path, demo_run) -> None:
     assert "line 31" in str(result.fault)
     assert result.samples == 25
     assert len(read_lines(job.out / "power_trace.log")) == 26
+
+
+def test_a_file_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
+    """A disk that was full at that moment kept a hidden file beside the outputs."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(gzip, "GzipFile", fail)
+    with pytest.raises(CannotWrite, match="No space left"):
+        GrowingTextFile(tmp_path / "power.log", compress=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unfinished_kernel_is_reported_by_default_and_not_in_compatibility_mode(

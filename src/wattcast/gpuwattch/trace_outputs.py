@@ -64,10 +64,11 @@ class GrowingTextFile(ExitStack):
     def __init__(self, path: Path, compress: bool) -> None:
         super().__init__()
         self.path = path.with_name(path.name + ".gz") if compress else path
-        part = self.enter_context(replace_whole(self.path))
-        self.stream: Any = self.enter_context(
-            gzip.GzipFile(part, "wb", compresslevel=6) if compress else part.open("wb", buffering=0)
-        )
+        with ExitStack() as opening:  # what cannot be opened leaves nothing behind
+            part = opening.enter_context(replace_whole(self.path))
+            stream: Any = gzip.GzipFile(part, "wb", compresslevel=6) if compress else part.open("wb", buffering=0)
+            self.stream = opening.enter_context(stream)
+            self.push(opening.pop_all())
 
     def write(self, data: bytes | str) -> None:
         """Append. The stream has no buffer of its own: polars writes to the same file directly."""
