@@ -21,7 +21,7 @@ import wattcast
 from standin import StandIn, undisturbed
 from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
-from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused
+from wattcast.core.errors import BadInput, CannotWrite, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.measured_run import MeasuredRun, Measurement, measure_idle, run_command, summarise_window
@@ -289,6 +289,30 @@ def test_samples_that_cannot_be_saved_go_beside_and_the_result_is_printed(
     assert f"samples saved: {beside}, because {target} could not be written" in err
     assert len(EnergySamples.load(beside))
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_disk_that_takes_nothing_leaves_the_measurement_printed(
+    standin: StandIn, tmp_path: Path, monkeypatch
+) -> None:
+    """Where no place took the samples, the run was over and its figures were not printed."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    code, out, err = command_line("sensor", "--source", "nvml", "--json", "--out", str(tmp_path / "new"))
+    assert code == ExitCode.BAD_INPUT
+    assert json.loads(out)["energy_period_s"] > 0.0
+    assert "No space left" in err
+    env = Environment(io.StringIO(), io.StringIO())
+    words = ["run", "--source", "nvml", "--json", "--save", str(tmp_path / "kept.npz"), "--", "true"]
+    with pytest.raises(CannotWrite, match="No space left"):
+        typer.main.get_command(measure_app).main(words, standalone_mode=False, obj=env)
+    assert json.loads(env.stdout.getvalue())["duration_s"] > 0.0
+    ran = tmp_path / "kept.npz" / "sensor"
+    ran.parent.write_text("a file")
+    with pytest.raises(CannotWrite):
+        command_line("sensor", "--source", "none of these", "--out", str(ran))
 
 
 def test_a_comparison_that_fails_leaves_the_measurement_printed(standin: StandIn, tmp_path: Path) -> None:

@@ -62,12 +62,12 @@ def run(
         prepared = prepare_estimate(model, counters, launches, gpu, command)
     done = run_command(command, source, device, pass_output=not json)
     code, trouble = done.shell_code, None
-    if save is not None:
-        kept = write_somewhere(save, done.samples.to_bytes())
-        env.say(f"samples saved: {kept}" + (f", because {save} could not be written" if kept != save else ""))
-        code = code if kept == save else code or ExitCode.FAILED
     verdict = from_launches = None
     try:  # whatever goes wrong from here on, the measurement is printed
+        if save is not None:
+            kept = write_somewhere(save, done.samples.to_bytes())
+            env.say(f"samples saved: {kept}" + (f", because {save} could not be written" if kept != save else ""))
+            code = code if kept == save else code or ExitCode.FAILED
         from_launches = None if prepared is None else estimate_power(prepared, done)
         verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
         if plot is not None:

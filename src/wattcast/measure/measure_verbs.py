@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args
 
 from wattcast.core.errors import CannotWrite, ExitCode, bad_value
 from wattcast.core.units import parse, parse_seconds
-from wattcast.core.whole_files import hold_folder, write_whole
+from wattcast.core.whole_files import check_writable, hold_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,17 @@ def sensor(
 
     from wattcast.measure.sampler import probe_sensor
 
-    found, samples = probe_sensor(source, device)
+    code, note = 0, ""
     if out:
-        samples.save(out / "sensor_samples.npz")
-        write_whole(out / "sensor.json", json.dumps(found.plain(), indent=1).encode())
-    return VerbResult(found.plain(), "\n".join(found.implies))
+        check_writable(out / "sensor.json")
+    found, samples = probe_sensor(source, device)
+    try:
+        if out:
+            samples.save(out / "sensor_samples.npz")
+            write_whole(out / "sensor.json", json.dumps(found.plain(), indent=1).encode())
+    except CannotWrite as error:
+        code, note = error.exit_code, str(error)
+    return VerbResult(found.plain(), "\n".join(found.implies), note, code)
 
 
 def kernels(
