@@ -307,7 +307,7 @@ def test_a_disk_that_takes_nothing_leaves_the_measurement_printed(
     env = Environment(io.StringIO(), io.StringIO())
     words = ["run", "--source", "nvml", "--json", "--save", str(tmp_path / "kept.npz"), "--", "true"]
     with pytest.raises(CannotWrite, match="No space left"):
-        typer.main.get_command(measure_app).main(words, standalone_mode=False, obj=env)
+        build_command("measure").main(words, standalone_mode=False, obj=env)
     assert json.loads(env.stdout.getvalue())["duration_s"] > 0.0
     ran = tmp_path / "kept.npz" / "sensor"
     ran.parent.write_text("a file")

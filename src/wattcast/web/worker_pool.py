@@ -39,7 +39,7 @@ from wattcast.web.answers import FIRST_QUESTIONS, Answer, answer_request, make_r
 MOST_MEMORY_BYTE = 6 << 30  # of a worker
 READY = b"ready"
 LIMIT_S = 15.0  # of one request
-START_S = 60.0
+START_S = 300.0  # for a worker, which takes 1 s of a processor that others may hold
 MOST_WAITING = 128
 RENEWALS = 30
 REMEMBERED, REMEMBERED_BYTE = 256, 64 << 20
@@ -189,7 +189,7 @@ class WorkerPool:
                 said = await _frame(process)
         except (TimeoutError, asyncio.IncompleteReadError):
             await self._end(process)
-            raise MissingTool("a worker of the server did not start; its complaint stands above.") from None
+            raise MissingTool("a worker of the server did not start in time, or ended as said above.") from None
         assert said == READY
         return process
 
