@@ -165,15 +165,14 @@ def write_somewhere(path: Path, data: bytes) -> Path:
     The working folder and the temporary one come last. Raises the first reason where no place takes it.
     """
     beside = path.with_name(f"{path.stem}-{os.getpid()}-{time.time_ns()}{path.suffix}")
-    first: CannotWrite | None = None
+    failed: list[CannotWrite] = []
     for place in (path, beside, Path.cwd() / beside.name, Path(tempfile.gettempdir()) / beside.name):
         try:
             write_whole(place, data)
             return place
         except CannotWrite as error:
-            first = first or error
-    assert first is not None
-    raise first
+            failed.append(error)
+    raise failed[0]
 
 
 CACHE_VARIABLE = "WATTCAST_CACHE"

@@ -66,7 +66,7 @@ class GrowingTextFile(ExitStack):
         self.path = path.with_name(path.name + ".gz") if compress else path
         with ExitStack() as opening:  # what cannot be opened leaves nothing behind
             part = opening.enter_context(replace_whole(self.path))
-            stream: Any = gzip.GzipFile(part, "wb", compresslevel=6) if compress else part.open("wb", buffering=0)
+            stream: Any = gzip.GzipFile(part, "wb", 6) if compress else part.open("wb", 0)
             self.stream = opening.enter_context(stream)
             self.push(opening.pop_all())
 

@@ -116,16 +116,10 @@ def sensor(
 def kernels(
     out: Out,
     steps: Annotated[
-        str,
-        Option(
-            "Commas between, all by default: idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, "
-            "clock, names."
-        ),
+        str, Option("All, or some of idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names.")
     ] = "",
     budget: Budget = "540s",
-    plan: Annotated[
-        Path | None, Option("Operators in place of the plan, a JSON object a line (from --suggest).")
-    ] = None,
+    plan: Annotated[Path | None, Option("Operators in place of the plan, one a line (from --suggest).")] = None,
     round_: Annotated[int, Option("Of the plan, 1 to 4: each holds other operators.", "round")] = 1,
     few: Few = 0,
     after: Annotated[int, Option("Skip this many operators measured elsewhere.")] = 0,
