@@ -268,17 +268,21 @@ class Prediction:
     @cached_property
     def ops(self) -> tuple[OperatorShare, ...]:
         """The distinct operators, in order of appearance."""
+        return self._share_operators(np.arange(len(self.basis.timeline.kernels.ops)))
+
+    def rank_ops(self, most: int | None = None) -> tuple[OperatorShare, ...]:
+        """Return the distinct operators of one configuration that take most energy, the first of them first."""
+        spent_j = self.basis.detail.kernel_j * self.basis.timeline.calls
+        return self._share_operators(np.argsort(-spent_j, kind="stable")[:most])
+
+    def _share_operators(self, rows: npt.NDArray[np.intp]) -> tuple[OperatorShare, ...]:
         timeline, detail = self.basis.timeline, self.basis.detail
-        columns = (
-            detail.kernel_s * timeline.calls,
-            detail.kernel_part_w.sum(axis=-1),
-            detail.kernel_j * timeline.calls,
-        )
+        calls, watts = timeline.calls[rows], detail.kernel_part_w[..., rows, :].sum(axis=-1)
+        columns = detail.kernel_s[..., rows] * calls, watts, detail.kernel_j[..., rows] * calls
         spent_s, power_w, spent_j = (of.tolist() if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns)
-        rows = zip(timeline.kernels.ops, timeline.calls.tolist(), spent_s, power_w, spent_j, strict=True)
-        return tuple(
-            OperatorShare(op, int(calls), s, w, j, self.basis, i) for i, (op, calls, s, w, j) in enumerate(rows)
-        )
+        ops, some = timeline.kernels.ops, rows.tolist()
+        each = zip(some, calls.tolist(), spent_s, power_w, spent_j, strict=True)
+        return tuple([OperatorShare(ops[i], int(n), s, w, j, self.basis, i) for i, n, s, w, j in each])
 
     @cached_property
     def interval(self) -> PredictionInterval:

@@ -176,7 +176,7 @@ def encode_json(out: object, indent: int = 1) -> bytes:
 def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionOut:
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
-    ops = p.ops if most_ops is None else sorted(p.ops, key=lambda share: -share.energy_j)[:most_ops]
+    ops = p.ops if most_ops is None else p.rank_ops(most_ops)
     ends, sure = p.interval, judge_confidence(p)
     distances = [
         DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason) for d in p.support.distances

@@ -44,7 +44,7 @@ FigureMaker = Callable[[], "Figure"]  # draws when called
 def draw_breakdown(p: Prediction) -> Figure:
     """Draw watts by module, of the whole workload and of the operators that take most energy."""
     figure, axes = new_axes(9.0, 5.0)
-    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))[:MOST_BREAKDOWN_OPS]
+    ranked = p.rank_ops(MOST_BREAKDOWN_OPS)
     shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
     names = ["whole workload", *shares]
     stacks = [p.modules, *(o.modules for o in ranked)]

@@ -231,7 +231,7 @@ def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
         busy = "" if m.utilisation is None else f"{float(m.utilisation):.1%}"
         share = f"{float(m.power_w) / float(p.power_w):.1%}"
         modules.append((m.name, show(float(m.power_w), "W", 3), share, busy))
-    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
+    ranked = p.rank_ops()
     ops = []
     for o in ranked[:MOST_REPORT_OPS]:
         figures = (show(float(getattr(o, name)), unit, 3) for name, unit in _FIGURES.items())

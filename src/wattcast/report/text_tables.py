@@ -126,9 +126,8 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
     if not details:
-        more = (
-            f"{len(notes) - len(shown)} more assumptions, all {len(p.ops)} operators, intervals and clocks: --details"
-        )
+        rest, ops = len(notes) - len(shown), len(p.basis.timeline.calls)
+        more = f"{rest} more assumptions, all {ops} operators, intervals and clocks: --details"
         console.print(f"  {more}", style="dim")
 
 
@@ -162,8 +161,7 @@ def _tabulate_modules(p: Prediction) -> Table:
 
 def _tabulate_operators(p: Prediction, most: int | None) -> Table:
     rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
-    ranked = sorted(p.ops, key=lambda o: -float(o.energy_j))
-    for share in ranked[:most]:
+    for share in p.rank_ops(most):
         rows.add_row(
             escape(str(share.op)),
             str(share.count),
