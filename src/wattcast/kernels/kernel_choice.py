@@ -314,7 +314,8 @@ class KernelChooser:
         """Return the score of every candidate for every product, ``(row, candidate)``; it is a log of likelihood."""
         terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        return np.asarray(own + (self.weight @ terms.reshape(len(terms), -1)).reshape(terms.shape[1:]))
+        # row by row: libraries give a product of all rows to threads, which on busy cores wait for one another
+        return np.asarray(own + np.matmul(self.weight, terms.transpose(1, 0, 2)))
 
     def picks(self, best: npt.NDArray[np.intp], share: Array) -> KernelPicks:
         """Return candidates ``(row, pick)`` with how likely each is."""
