@@ -301,8 +301,8 @@ def merge_families(parts: Sequence[tuple[_Rows, FamilyColumns]], count: int) -> 
     place = {name: i for i, name in enumerate(names)}
     table = np.zeros((len(names), count))
     for rows, part in parts:
-        columns = {name: values for some in part[1:] for name, values in some.items()}
-        table[np.array([place[name] for name in columns])[:, np.newaxis], rows] = np.array(list(columns.values()))
+        for name, values in chain(*(some.items() for some in part[1:])):
+            table[place[name], rows] = values
     work, features = table[: len(WORK_COLUMNS)], table[len(WORK_COLUMNS) :]
     features[: len(logs)] = log2_size(features[: len(logs)])
     by_alignment = features[len(logs) : len(logs) + len(aligned)]

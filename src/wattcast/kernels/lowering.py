@@ -12,7 +12,7 @@ from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
-from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
+from wattcast.kernels.families import KernelMapping, kernel_mappings, load_families
 from wattcast.kernels.kernel_table import (
     USUAL_CONDITION,
     Columns,
@@ -91,7 +91,7 @@ def build_kernels(
     segments: tuple[IssueSegment, ...],
 ) -> Kernels:
     """Return the kernels of distinct operators, each run under its condition."""
-    mappings = [kernel_mapping(op) for op in ops]
+    mappings = kernel_mappings(ops)
     events, rates, notes = _choose_pipes(ops, mappings, gpu)
     link_byte = np.zeros(len(ops))
     for i, mapping in enumerate(mappings):
@@ -135,7 +135,7 @@ def compute_work(
     told = ConditionColumns.from_conditions(conditions)
     kernel_family = [""] * len(ops)
     parts = []
-    for work, rows in _rows_by([kernel_mapping(op).work for op in ops]):
+    for work, rows in _rows_by([mapping.work for mapping in kernel_mappings(ops)]):
         at = np.array(rows)
         part = work([ops[i] for i in rows], told.select_rows(at), rates[at], reference)
         for i, name in zip(rows, part.kernel_family, strict=True):
@@ -202,7 +202,8 @@ def kernel_choice_inputs(
     choosers, told = [""] * len(ops), ConditionColumns.from_conditions(conditions)
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
-    found = [(i, asked) for i, op in enumerate(ops) if (asked := kernel_mapping(op).choice_inputs) is not None]
+    asks = enumerate(mapping.choice_inputs for mapping in kernel_mappings(ops))
+    found = [(i, asked) for i, asked in asks if asked is not None]
     for asked, places in _rows_by([asked for _, asked in found]):
         rows = [found[place][0] for place in places]
         names, some_sizes, columns = asked([ops[i] for i in rows], told.select_rows(np.array(rows)))

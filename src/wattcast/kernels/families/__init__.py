@@ -51,12 +51,13 @@ def register_kernels(
             register_measured_call(operator.kind, measured_call)
 
 
-def kernel_mapping(op: Operator) -> KernelMapping:
-    """Return how ``op`` becomes kernels."""
-    found = _MAPPINGS.get(op.__class__)
-    if found is None:
-        raise bad_value(op.name, "an operator that a file of kernels/families registers", op.__class__.__name__)
-    return found if isinstance(found, KernelMapping) else found(op)
+def kernel_mappings(ops: Sequence[Operator]) -> list[KernelMapping]:
+    """Return how each of the operators becomes kernels."""
+    for op in ops if set(map(type, ops)) - _MAPPINGS.keys() else ():
+        if op.__class__ not in _MAPPINGS:
+            raise bad_value(op.name, "an operator that a file of kernels/families registers", op.__class__.__name__)
+    found = [_MAPPINGS[op.__class__] for op in ops]
+    return [of if isinstance(of, KernelMapping) else of(op) for of, op in zip(found, ops, strict=True)]
 
 
 def load_families() -> None:
