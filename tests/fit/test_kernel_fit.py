@@ -181,9 +181,7 @@ def test_a_row_may_count_as_it_ran_and_as_it_is_chosen() -> None:
     kernels = build_kernels(ops, (RunCondition(),) * 60, gpu, reference_chip(gpu), ())
     ratio = np.exp(0.1 * kernels.work.features["log_m"] - 0.5)
     learned = fit_residuals([ResidualSample(kernels, ratio), ResidualSample(kernels, ratio, again=True)])["gemm"]
-    features = kernels.work.features
-    table = np.array([np.zeros(60), *features.values()])
-    found, _ = evaluate_factors({"gemm": learned}, kernels.work.root_family, tuple(features), table)
+    found, _ = evaluate_factors({"gemm": learned}, kernels.work.root_family, kernels.work.features)
     error = found / ratio - 1.0
     assert np.abs(error).mean() < 0.05
 

@@ -42,11 +42,11 @@ def sweep_values(value: Sweepable) -> Array:
     return array[..., 0] if array.ndim else array
 
 
-_MANY_ROWS = 32_768  # from which threads gain more than starting them takes
+_MANY_ROWS = 8192  # from which threads gain more than starting them takes
 _Result = TypeVar("_Result")
 
 
-def map_blocks(work: Callable[[slice], _Result], rows: int, most: int = 8192) -> list[_Result]:
+def map_blocks(work: Callable[[slice], _Result], rows: int, most: int = 2048) -> list[_Result]:
     """Return what ``work`` gives for each block of rows, on every core where there are many rows.
 
     NumPy computes without Python's lock, so threads are enough.

@@ -54,7 +54,9 @@ class TreeEnsemble:
 
     def sum_trees(self, rows: Array) -> Array:
         """Return the sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
-        finder = (len(rows) >= _MANY_ROWS and self._masks) or self._walk
+        finder: LeafMasks | TreeWalk = self._walk
+        if len(rows) >= _MANY_ROWS and self._masks is not None:
+            finder = self._masks.answer_shared(rows)
         starts, value = range(0, max(len(rows), 1), _BLOCK), self.value.ravel()
         blocks = [value.take(finder.leaves(rows[i : i + _BLOCK])).sum(axis=-1) for i in starts]
         return np.asarray(self.base + np.concatenate(blocks))
@@ -123,6 +125,7 @@ class LeafMasks:
 
     columns: tuple[tuple[int, Array, npt.NDArray[np.uint16]], ...]  # column, thresholds, (place, tree) bits left
     leaf: npt.NDArray[np.intp]  # (tree, 16) positions of leaves in the arrays laid end to end
+    bits: npt.NDArray[np.uint16]  # (tree,) left by columns that are equal in all rows
 
     @classmethod
     def from_arrays(
@@ -159,11 +162,18 @@ class LeafMasks:
             remain = np.full((len(some) + 1, trees), _ALL_LEAVES)
             remain[np.arange(1, len(some) + 1), tree[some]] = kept[some]
             columns.append((column, threshold[tree[some], node[some]], np.bitwise_and.accumulate(remain, axis=0)))
-        return cls(tuple(columns), leaf)
+        return cls(tuple(columns), leaf, np.full(trees, _ALL_LEAVES))
+
+    def answer_shared(self, rows: Array) -> LeafMasks:
+        """Return masks for these rows: questions about columns that are equal in all of them are answered."""
+        varies = (rows != rows[0]).any(axis=0)
+        bits = [table[thresholds.searchsorted(rows[0, i])] for i, thresholds, table in self.columns if not varies[i]]
+        asked = tuple(column for column in self.columns if varies[column[0]])
+        return LeafMasks(asked, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
 
     def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
         """Return the leaf of each row in each tree, ``(row, tree)``, as positions in the arrays laid end to end."""
-        remain = np.full((len(rows), len(self.leaf)), _ALL_LEAVES)
+        remain = np.repeat(self.bits[np.newaxis], len(rows), axis=0)
         for column, thresholds, table in self.columns:
             remain &= table.take(thresholds.searchsorted(rows[:, column]), axis=0)
         return self.leaf.take(np.arange(0, self.leaf.size, _MOST_LEAVES) + _lowest_bits().take(remain))

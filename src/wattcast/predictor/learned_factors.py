@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ from wattcast.predictor.timeline import count_rounds, count_waves
 
 _BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
-_SINGLE_ROWS = 32_768  # from which half the digits do: no model has so many distinct operators
+_SINGLE_ROWS = 8192  # from which half the digits do: no model has so many distinct operators
+_SINGLE_BLOCK = 64  # of these rows at a time
 _CLOSE = 0.01  # r² below which the rounding of single precision, some 1e-6, would show in exp(-r)
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
@@ -41,6 +42,22 @@ def _multiply_blocks(left: Array, right: Array, out: Array) -> None:
         return
     for j in range(0, right.shape[1], wide):
         np.matmul(left, right[:, j : j + wide], out=out[:, j : j + wide])
+
+
+_SHIFT = 14  # bits of a number in single precision that do not decide its place among ``_decay_lines``
+
+
+@cache
+def _decay_lines() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return constant and slope of lines through exp(-√x), 512 to an octave of x: 1e-7 from it, zero beyond 8,192.
+
+    Two numbers out of a table take half the time of an exponential where NumPy computes these one by one, as on Arm.
+    """
+    ends = (np.arange((140 << 23 - _SHIFT) + 1, dtype=np.int32) << _SHIFT).view(np.float32).astype(np.float64)
+    decay = np.exp(-np.sqrt(ends))
+    slope = np.append(np.diff(decay) / np.diff(ends), 0.0)
+    constant = np.append((decay - slope * ends)[:-1], 0.0)
+    return constant.astype(np.float32), slope.astype(np.float32)
 
 
 def nearness_from_squares(squares: Array) -> Array:
@@ -98,28 +115,10 @@ class GaussianProcess:
             points, equal = points[varies], points[~varies]
             points[-1] += table[0, ~varies] @ equal
             table = table[:, varies]
-        most = max(_BLOCK // max(len(weights), 1), 1)
-        precision: Any = np.float32 if single else np.float64
-        by_point, exact = points.T.copy() if single else points.T, table
-        table, points, weights = (of.astype(precision, copy=False) for of in (table, points, weights))
-        squares = np.empty((min(len(rows), most), len(weights)), precision)
-        found, nearest = np.empty(len(rows)), np.empty(len(rows)) if nearest_out is None else nearest_out
-        for i in range(0, len(rows), most):
-            square, low = squares[: len(rows) - i], nearest[i : i + most]
-            _multiply_blocks(table[i : i + most], points, square)
-            if single:
-                first = np.arange(0, square.size, square.shape[1])
-                close = np.append(np.flatnonzero(square < _CLOSE), first + square.argmin(axis=1))
-                row, point = np.divmod(close, square.shape[1])
-                pairs = np.einsum("ij,ij->i", exact[i + row], by_point[point])
-                square.ravel()[close], low[:] = pairs, pairs[-len(low) :]
-            else:
-                square.min(axis=1, out=low)
-            if low.min() < 0.0:
-                np.maximum(square, 0.0, out=square)
-            np.negative(np.sqrt(square, out=square), out=square)
-            found[i : i + most] = np.exp(square, out=square) @ weights
-        return found + self.mean
+        nearest = np.empty(len(rows)) if nearest_out is None else nearest_out
+        if not single:
+            return self.mean + _sum_decays(table, points, weights, nearest)
+        return self.mean + _sum_decays_single(table, points, weights, nearest)
 
     @cached_property
     def _distinct(self) -> tuple[Array, Array]:
@@ -169,6 +168,47 @@ class GaussianProcess:
             mean=mean,
             variance=variance,
         )
+
+
+def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
+    """Return Σ w·exp(-r) of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
+    most = max(_BLOCK // max(len(weights), 1), 1)
+    squares, found = np.empty((min(len(table), most), len(weights))), np.empty(len(table))
+    for i in range(0, len(table), most):
+        square, low = squares[: len(table) - i], nearest_out[i : i + most]
+        _multiply_blocks(table[i : i + most], points, square)
+        square.min(axis=1, out=low)
+        if low.min() < 0.0:
+            np.maximum(square, 0.0, out=square)
+        np.negative(np.sqrt(square, out=square), out=square)
+        found[i : i + most] = np.exp(square, out=square) @ weights
+    return found
+
+
+def _sum_decays_single(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
+    """Return what ``_sum_decays`` does, in single precision, some rows and points at a time."""
+    (constant, slope), found = _decay_lines(), np.zeros(len(table))
+    left, right, weight = (of.astype(np.float32) for of in (table, points, weights))
+    by_point, wide = points.T.copy(), max(_UNTHREADED // (_SINGLE_BLOCK * len(points)), 64)
+    nearest_out.fill(np.inf)
+    for i in range(0, len(table), _SINGLE_BLOCK):
+        rows, low = slice(i, i + _SINGLE_BLOCK), nearest_out[i : i + _SINGLE_BLOCK]
+        for j in range(0, len(weights), wide):
+            square = left[rows] @ right[:, j : j + wide]
+            least = square.min(axis=1)
+            close = np.flatnonzero(least < _CLOSE)
+            if close.size:
+                row, point = np.nonzero(square[close] < _CLOSE)
+                row = close[row]
+                square[row, point] = np.einsum("ij,ij->i", table[i + row], by_point[j + point])
+                least[close] = square[close].min(axis=1)
+            np.minimum(low, least, out=low)
+            place = np.right_shift(square.view(np.int32), _SHIFT, dtype=np.intp)
+            decay = slope.take(place, mode="clip")
+            decay *= square
+            decay += constant.take(place, mode="clip")
+            found[rows] += decay @ weight[j : j + wide]
+    return found
 
 
 # Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of two
@@ -341,31 +381,37 @@ class LearnedFactor:
 
 
 def evaluate_factors(
-    models: Mapping[str, LearnedFactor], families: Sequence[str], names: Sequence[str], table: Array
+    models: Mapping[str, LearnedFactor], families: Sequence[str], features: Mapping[str, Array]
 ) -> tuple[Array, Array]:
     """Evaluate the learned factor of each kernel and its nearness to measured rows, each ``(kernel,)``.
 
-    ``families`` names the model of each kernel; without one the factor is 1 and the nearness NaN. ``table`` has a
-    row of zeros, then one row per feature of ``names``, ``(1 + feature, kernel)``. A kind of kernel that a model
-    knows and the table lacks counts as zero. A kind that a model never met counts as the nearest kind above it, as
-    ``cat.append`` counts as ``cat``.
+    ``families`` names the model of each kernel; without one the factor is 1 and the nearness NaN. ``features`` are
+    columns ``(kernel,)``. A kind of kernel that a model knows and the features lack counts as zero. A kind that a
+    model never met counts as the nearest kind above it, as ``cat.append`` counts as ``cat``.
     """
     factor, near = np.ones(len(families)), np.full(len(families), np.nan)
-    places = {name: i for i, name in enumerate(names, 1)}
-    kinds = [name for name in names if name.startswith("is ")]
+    kinds = [name for name in features if name.startswith("is ")]
     rows_of: dict[str, list[int]] = {}
     for row, family in enumerate(families):
         if family in models:
             rows_of.setdefault(family, []).append(row)
-    for family, rows in rows_of.items():
-        model = models[family]
+    for family, of_family in rows_of.items():
+        model, rows = models[family], np.array(of_family)
         columns = {name: i for i, name in enumerate(model.features)}
-        chosen = table[np.ix_([places.get(name, 0) for name in columns], rows)].T  # (row, column)
+        if len(rows) > _MANY_ROWS:  # of one kind after another, so that most columns are equal in a block of them
+            kind = np.zeros(len(rows))
+            for i, name in enumerate(kinds):
+                kind += (1.0 + i) * features[name].take(rows)
+            rows = rows[np.argsort(kind, kind="stable")]
+        chosen = np.zeros((len(columns), len(rows)))
+        for name, i in columns.items():
+            if name in features:
+                features[name].take(rows, out=chosen[i])
         for name in kinds:
             if name not in columns and (above := _measured_kind(name, columns)):
-                chosen[:, columns[above]] += table[places[name], rows]
+                chosen[columns[above]] += features[name].take(rows)
         squares = np.full(len(rows), np.nan)
-        factor[rows] = np.exp(model.predict_logs(chosen, squares))
+        factor[rows] = np.exp(model.predict_logs(chosen.T, squares))
         near[rows] = nearness_from_squares(squares)
     return factor, near
 
@@ -402,16 +448,14 @@ class LearnedFactors:
         kept = self._kept.get(kernels.key) if count <= _MOST_ROWS else None
         if kept is not None:
             return kept
-        names = tuple(work.features)
-        table = np.concatenate([np.zeros(count), *work.features.values()]).reshape(-1, count)
-        time, near_time = evaluate_factors(self.time, work.root_family, names, table)
+        time, near_time = evaluate_factors(self.time, work.root_family, work.features)
         if not energy:
             return time, np.ones(count), np.array([near_time, np.full(count, np.nan)])
         terms = compute_ideal_terms(kernels, self.reference)
         seconds = time * terms.corrected(corrections.T, self.reference.top_hz)
         fixed_s = time * corrections[:, 2] * work.launches
-        table = np.concatenate([table, busy_rates(kernels, self.reference, seconds, fixed_s)])
-        cost, near_energy = evaluate_factors(self.energy, work.root_family, (*names, *RATE_FEATURES), table)
+        rates = zip(RATE_FEATURES, busy_rates(kernels, self.reference, seconds, fixed_s), strict=True)
+        cost, near_energy = evaluate_factors(self.energy, work.root_family, {**work.features, **dict(rates)})
         found = time, cost, np.array([near_time, near_energy])
         if count <= _MOST_ROWS:
             if len(self._kept) >= _MOST_KEPT:
