@@ -301,7 +301,8 @@ def _pick_kernels(
 
     def usual() -> list[KernelLabel]:
         simt = np.array([op.dtype in CUDA_CORE_FORMATS for op in ops])
-        reduce_cycles = np.where(s.code == TF32_CODE, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
+        fast_tf32 = (s.code == TF32_CODE) & (s.aligned > 0)  # others take long over each step of K, and a split pays
+        reduce_cycles = np.where(fast_tf32, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
         sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles)
         flags = zip(simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True)
         kinds = [_choose_usual(*flag, reference.style) for flag in flags]
