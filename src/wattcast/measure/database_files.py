@@ -20,26 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import measured_rows
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import (
-    CHAINS_FILE,
-    COUNTERS_FILE,
-    MODEL_KERNELS_FILE,
-    MODELS_FILE,
-    RECORDS,
-    ROWS_FILE,
-    ChainRow,
-    KernelRow,
-    ModelKernels,
-    ModelRow,
-    NameRow,
-    Plain,
-    RunInfo,
-    read_lines,
-    read_table,
-    row_from_plain,
-    write_table,
-)
+from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, Plain, RunInfo
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.nsight_counters import read_counter_table
 from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
@@ -137,11 +120,13 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
 
 
 def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
-    found: dict[str, list[Any]] = {record: [] for record in RECORDS}
+    found: dict[str, list[Any]] = {record: [] for record in measured_rows.RECORDS}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
-        for number, plain in enumerate(read_lines(path), start=1):
-            if (kind := RECORDS.get(plain.get("record", ""))) is not None:
-                found[plain["record"]].append(row_from_plain(plain, kind, f"{path.name}: line {number}"))
+        for number, plain in enumerate(measured_rows.read_lines(path), start=1):
+            if (kind := measured_rows.RECORDS.get(plain.get("record", ""))) is not None:
+                found[plain["record"]].append(
+                    measured_rows.row_from_plain(plain, kind, f"{path.name}: line {number}")
+                )
     runs: dict[str, RunInfo] = {info.run: info for info in found["run"]}
     names: dict[str, NameRow] = {}
     for named in found["names"]:
@@ -151,16 +136,18 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     rows: dict[tuple[str, str], KernelRow] = {(row.id, row.run): row for row in found["row"]}
     models: dict[tuple[str, str], ModelRow] = {(row.id, row.run): row for row in found["model"]}
     chains: dict[tuple[str, str], ChainRow] = {(row.id, row.run): row for row in found["chain"]}
-    profiles: dict[str, ModelKernels] = {kernels.id: kernels for kernels in found["model_kernels"]}
+    profiles: dict[str, measured_rows.ModelKernels] = {kernels.id: kernels for kernels in found["model_kernels"]}
     whole: dict[str, int] = {}
     if models:
         packed_models = [_plain_with_card(row, runs) for row in models.values()]
-        _add_to_table(out / MODELS_FILE, packed_models, ("id", "run"))
+        _add_to_table(out / measured_rows.MODELS_FILE, packed_models, ("id", "run"))
         seen = [_plain_lists(profile) for profile in profiles.values() if not profile.error]
-        _add_to_table(out / MODEL_KERNELS_FILE, seen, ("id",))
+        _add_to_table(out / measured_rows.MODEL_KERNELS_FILE, seen, ("id",))
         whole |= {"models": len(packed_models), "profiles": len(seen)}
     if chains:
-        _add_to_table(out / CHAINS_FILE, [_plain_with_card(row, runs) for row in chains.values()], ("id", "run"))
+        _add_to_table(
+            out / measured_rows.CHAINS_FILE, [_plain_with_card(row, runs) for row in chains.values()], ("id", "run")
+        )
         whole["chains"] = len(chains)
     if whole and not rows:
         return whole
@@ -173,16 +160,16 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("counters.csv"))
         for row in read_counter_table(path.read_text(errors="replace").splitlines())
     ]
-    before = _read_earlier_rows(out / ROWS_FILE)
+    before = _read_earlier_rows(out / measured_rows.ROWS_FILE)
     columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
     known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
     packed = [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
     everything = [*({"chosen": "plan", **row} for row in before), *packed]
     together = {(row["id"], row["run"]): row for row in everything}
     order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
-    write_table(out / ROWS_FILE, order)
+    measured_rows.write_table(out / measured_rows.ROWS_FILE, order)
     if counters:
-        _add_to_table(out / COUNTERS_FILE, counters, ("id",))
+        _add_to_table(out / measured_rows.COUNTERS_FILE, counters, ("id",))
     return {
         "rows": len(packed),
         "runs": len(runs),
@@ -197,7 +184,7 @@ def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
     """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not written."""
     together = {tuple(str(row[name]) for name in key): row for row in [*_read_earlier_rows(path), *rows]}
     if together:
-        write_table(path, [together[name] for name in sorted(together)])
+        measured_rows.write_table(path, [together[name] for name in sorted(together)])
 
 
 def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, RunInfo]) -> Plain:
@@ -205,14 +192,14 @@ def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, Ru
     return _plain_lists(row) | {name: info.get(name) for name in _CARD}
 
 
-def _plain_lists(row: KernelRow | ModelRow | ChainRow | ModelKernels) -> Plain:
+def _plain_lists(row: KernelRow | ModelRow | ChainRow | measured_rows.ModelKernels) -> Plain:
     """Return the row as a mapping with lists in place of tuples, as a table holds them."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(row).items()}
 
 
 def _read_earlier_rows(path: Path) -> list[Plain]:
     """Return the rows of a table that is there already; none when it is not."""
-    return read_table(path) if path.exists() else []
+    return measured_rows.read_table(path) if path.exists() else []
 
 
 def _settle_capped_rows(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
@@ -327,8 +314,11 @@ FAMILIES = ("linear", "bmm", "conv2d", "attention", "softmax", "layernorm", "rms
 def summarise_database(database: Path) -> Plain:
     """Count the rows of a database folder (or of its ``rows.parquet``) and compute their repeatability."""
     folder = database if database.is_dir() else database.parent
-    rows = read_table(folder / ROWS_FILE)
-    counters, chains = _read_earlier_rows(folder / COUNTERS_FILE), _read_earlier_rows(folder / CHAINS_FILE)
+    rows = measured_rows.read_table(folder / measured_rows.ROWS_FILE)
+    counters, chains = (
+        _read_earlier_rows(folder / measured_rows.COUNTERS_FILE),
+        _read_earlier_rows(folder / measured_rows.CHAINS_FILE),
+    )
     good = [row for row in rows if not row["error"]]
     by_kind: dict[str, dict[str, int]] = {}
     for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in good).items()):

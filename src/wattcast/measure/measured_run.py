@@ -147,10 +147,8 @@ def energy_between_j(stepped: CounterTicks, start_s: float, end_s: float) -> flo
     return at(end_s) - at(start_s)
 
 
-def find_stretches(
-    inside: CounterTicks, origin_s: float, tolerance: float = 0.04, least: int = 8
-) -> tuple[SteadyStretch, ...]:
-    """Return the plateaus of at least ``least`` steps within ``tolerance`` of their median power.
+def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch, ...]:
+    """Return the plateaus of at least eight steps within 4 % of their median power.
 
     Steps at either end of a plateau are mixed with what lies outside and are left out.
     """
@@ -160,9 +158,9 @@ def find_stretches(
     for place in range(1, len(watts) + 1):
         stretch = watts[first:place]
         ended = place == len(watts)
-        if not ended and abs(watts[place] - np.median(stretch)) <= tolerance * np.median(stretch):
+        if not ended and abs(watts[place] - np.median(stretch)) <= 0.04 * np.median(stretch):
             continue
-        if place - first >= least:
+        if place - first >= 8:
             begin, end = first + 1, place - 1
             length_s = inside.time_s[end] - inside.time_s[begin]
             power_w = (inside.energy_j[end] - inside.energy_j[begin]) / length_s

@@ -11,15 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from wattcast.microbench.unit_source import (
-    CLUSTER_SYNC,
-    SINK_WORDS,
-    BenchUnit,
-    asm,
-    into,
-    out_of,
-    vector,
-)
+from wattcast.microbench.unit_source import CLUSTER_SYNC, SINK_WORDS, BenchUnit, asm, into, out_of, vector
 
 KINDS = {1: ("u8", 1), 2: ("u16", 1), 4: ("u32", 1), 8: ("v2.u32", 2), 16: ("v4.u32", 4)}  # width: PTX type, words
 READ_ONCE = "ld.global.nc.L1::no_allocate"

@@ -12,18 +12,8 @@ from rich.table import Table
 
 from wattcast.core.measured_rows import read_shipped_table
 from wattcast.hardware import Gpu
-from wattcast.microbench.microbench_results import (
-    MicroRow,
-    check_truths,
-    compare_rounds,
-    find_curve,
-    find_fault,
-    find_levels,
-    find_specified_rate,
-    keep_first_rounds,
-    read_mipp_values,
-    read_published,
-)
+from wattcast.microbench import microbench_results
+from wattcast.microbench.microbench_results import MicroRow, find_curve, find_fault, find_levels, keep_first_rounds
 from wattcast.microbench.tuning import TuningReport
 from wattcast.report.figure_style import MODULE_COLOURS, FigureMaker, add_caption, new_figure
 from wattcast.report.text_tables import new_table
@@ -50,7 +40,7 @@ Row = list[str]
 
 def _read_numbers(r: MicroRow, gpu: Gpu) -> dict[str, float | None]:
     return {
-        name: find_specified_rate(gpu, r) if name == SPECIFIED else getattr(r, attribute)
+        name: microbench_results.find_specified_rate(gpu, r) if name == SPECIFIED else getattr(r, attribute)
         for name, (attribute, _, _, _) in NUMBERS.items()
     }
 
@@ -99,10 +89,10 @@ def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     devices = ("gtx-660", "tegra-k1")
     head = ["benchmark", *(f"{d} {what}" for d in (*devices, gpu.name) for what in ("/cycle/SM", "nJ"))]
     by_name, rows = keep_first_rounds(results), [head]
-    for ours in dict.fromkeys(p.ours for p in read_mipp_values() if p.table in ("I", "II")):
+    for ours in dict.fromkeys(p.ours for p in microbench_results.read_mipp_values() if p.table in ("I", "II")):
         cells = [ours]
         for device in devices:
-            p = next(p for p in read_mipp_values() if p.device == device and p.ours == ours)
+            p = next(p for p in microbench_results.read_mipp_values() if p.device == device and p.ours == ours)
             cells += [f"{p.real_per_cycle_sm:g}", f"{p.operation_j * 1e9:.3g}"]
         r = by_name.get(ours)
         own = (r.operations_per_cycle_sm, r.operation_j) if r else (None, None)
@@ -138,7 +128,7 @@ def _quote_others(r: MicroRow, gpu: Gpu) -> str:
     """Name what others measured on the architecture of ``gpu``."""
     if gpu.compute_capability != "9.0":
         return ""
-    known = [row for row in read_published("hopper_latencies.csv") if row["ours"] == r.name]
+    known = [row for row in microbench_results.read_published("hopper_latencies.csv") if row["ours"] == r.name]
     return ", ".join(f"{row['value']} ({row['device']})" for row in known)
 
 
@@ -202,7 +192,7 @@ def make_comparison_table(rows: Sequence[dict[str, Any]], first: str, second: st
 def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """List what measurements must confirm, and whether they do."""
     head: Row = ["must hold", "found", "at most", ""]
-    held = check_truths(results, gpu)
+    held = microbench_results.check_truths(results, gpu)
     return [head, *([t.statement, f"{t.found:.2%}", f"{t.must:.0%}", "yes" if t.holds else "NO"] for t in held)]
 
 
@@ -232,8 +222,13 @@ def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]
         at = {"curve": r.curve, "at": r.at} if r.curve else {}
         known = {name: value for name, value in _read_numbers(r, gpu).items() if value is not None}
         rows.append(base | at | known | {"ticks": r.ticks or 0})
-    truths = [asdict(t) | {"holds": t.holds} for t in check_truths(results, gpu)]
-    return {"gpu": gpu.name, "results": rows, "truths": truths, "repeatability": compare_rounds(results)}
+    truths = [asdict(t) | {"holds": t.holds} for t in microbench_results.check_truths(results, gpu)]
+    return {
+        "gpu": gpu.name,
+        "results": rows,
+        "truths": truths,
+        "repeatability": microbench_results.compare_rounds(results),
+    }
 
 
 MOST_COMBINED = 3  # pairs of changes shown below the single ones
@@ -331,7 +326,9 @@ def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure
 def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
     pairs = [
-        (r, find_specified_rate(gpu, r)) for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm
+        (r, microbench_results.find_specified_rate(gpu, r))
+        for r in keep_first_rounds(results).values()
+        if r.operations_per_cycle_sm
     ]
     known = [(r, spec) for r, spec in pairs if spec]
     figure = new_figure(8.0, 0.9 + 0.24 * len(known))
@@ -381,12 +378,12 @@ def _plot_energies(axes: Axes, rows: Sequence[MicroRow], each: Sequence[float], 
 
 def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw the energy of an arithmetic operation on the paper's devices and on this one."""
-    names = list(dict.fromkeys(p.ours for p in read_mipp_values() if p.table in ("I", "II")))
+    names = list(dict.fromkeys(p.ours for p in microbench_results.read_mipp_values() if p.table in ("I", "II")))
     by_name = keep_first_rounds(results)
     figure = new_figure(8.0, 4.2)
     axes = figure.subplots()
     for device, colour, shift in (("gtx-660", "dram", -0.25), ("tegra-k1", "shared", 0.0)):
-        of = {p.ours: p.operation_j * 1e9 for p in read_mipp_values() if p.device == device}
+        of = {p.ours: p.operation_j * 1e9 for p in microbench_results.read_mipp_values() if p.device == device}
         axes.bar(
             [i + shift for i in range(len(names))],
             [of[n] for n in names],

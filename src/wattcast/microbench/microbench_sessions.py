@@ -22,29 +22,10 @@ from wattcast.measure.cuda_device import CudaDevice, DeviceFault
 from wattcast.measure.measure_verbs import Budget, Option, Target, VerbResult
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_info, make_run_name, say, take_window
-from wattcast.microbench import microbench_campaign, multimedia_clip, unit_work
-from wattcast.microbench.benchmark_kernels import (
-    DeviceBench,
-    DeviceBuffers,
-    calibrate_iterations,
-    describe_micro_window,
-    make_blank_row,
-    measure_benchmark,
-    prepare_benchmark,
-    sustain_load,
-    time_unit_s,
-)
+from wattcast.microbench import benchmark_kernels, microbench_campaign, multimedia_clip, unit_work
+from wattcast.microbench.benchmark_kernels import DeviceBench, DeviceBuffers, sustain_load
 from wattcast.microbench.benchmark_suite import TRANSFERS, find_benchmarks
-from wattcast.microbench.microbench_campaign import (
-    BROKEN,
-    CompiledKernels,
-    MicroCampaign,
-    MicroTask,
-    cache_folder,
-    nvrtc_version,
-    worker_count,
-    write_heartbeat,
-)
+from wattcast.microbench.microbench_campaign import CompiledKernels, MicroCampaign, MicroTask, write_heartbeat
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.unit_source import Benchmark
 
@@ -162,7 +143,7 @@ def run_child(
         campaign.bench = bench = DeviceBench(device, sampler, run)
         if quick:
             bench.rule = replace(bench.rule, least_ticks=5, least_s=0.9)
-        sms, l2_byte, cuda = device.sm_count, device.l2_byte, nvrtc_version()
+        sms, l2_byte, cuda = device.sm_count, device.l2_byte, microbench_campaign.nvrtc_version()
         info = make_run_info(run, sampler.identity, sm_count=sms, l2_byte=l2_byte, cuda=cuda)
         Journal(out / "runs.jsonl", key="run").append(info)
         try:
@@ -173,7 +154,7 @@ def run_child(
             sampler.since(0).save(out / f"samples-{kind}.npz")
         except DeviceFault as error:
             say(f"the device context is lost: {error}")
-            return BROKEN
+            return microbench_campaign.BROKEN
     return 0
 
 
@@ -189,7 +170,7 @@ def make_idle_task(
         time.sleep(max(0.0, began_s + length_s - time.monotonic()))
         sampler.check()
         held = take_window(sampler.since(mark), began_s, time.monotonic(), SettlingRule())
-        return replace(row, **describe_micro_window(held))
+        return replace(row, **benchmark_kernels.describe_micro_window(held))
 
     return MicroTask(MicroRow(micro_row_id(name, repeat), name, "idle", repeat=repeat, run=run), measure)
 
@@ -209,8 +190,8 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
     device, benchmarks = bench.device, find_benchmarks(names)
     on_file = campaign.journal.ids
     missing = [b.name for b in benchmarks if micro_row_id(b.name, 0, b.version) not in on_file]
-    compiled = CompiledKernels(device.architecture, cache_folder(), tuple(missing))
-    compiled.start(worker_count() if missing else 0)
+    compiled = CompiledKernels(device.architecture, microbench_campaign.cache_folder(), tuple(missing))
+    compiled.start(microbench_campaign.worker_count() if missing else 0)
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
         say(f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks")
@@ -237,8 +218,8 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
 def warm_card(bench: DeviceBench, buffers: DeviceBuffers, compiled: CompiledKernels, length_s: float) -> None:
     """Bring the card to its working temperature: a cold card leaks less."""
     (benchmark,) = find_benchmarks(["fp32_fma"])
-    ready = prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
-    iterations = calibrate_iterations(ready, 0.02)
+    ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
+    iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
     end_s = time.monotonic() + length_s
     while time.monotonic() < end_s:
         for _ in range(5):
@@ -263,17 +244,19 @@ def make_benchmark_task(
     """Turn a benchmark into a task; ``seen`` holds rows of an earlier round."""
 
     def measure(row: MicroRow) -> MicroRow:
-        ready = prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
+        ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
         before = seen.get(benchmark.name)
         try:
             iterations = (before and before.iterations) or 0
-            seen[benchmark.name] = measure_benchmark(choose_repeat_bench(bench, before), ready, row, iterations)
+            seen[benchmark.name] = benchmark_kernels.measure_benchmark(
+                choose_repeat_bench(bench, before), ready, row, iterations
+            )
             return seen[benchmark.name]
         finally:
             with contextlib.suppress(DeviceFault):  # after a fault a further call would only hide its error
                 ready.discard()
 
-    return MicroTask(make_blank_row(bench.run, benchmark, repeat), measure)
+    return MicroTask(benchmark_kernels.make_blank_row(bench.run, benchmark, repeat), measure)
 
 
 def make_transfer_task(
@@ -354,7 +337,10 @@ def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, r
             row = replace(row, checked=clip.check(kernel) if kernel else "")
             if not paced:
                 return sustain_load(bench, row, enqueue)
-            slowest_s = max(time_unit_s(clip.device, partial(clip.enqueue, other)) for other in multimedia_clip.DCTS)
+            slowest_s = max(
+                benchmark_kernels.time_unit_s(clip.device, partial(clip.enqueue, other))
+                for other in multimedia_clip.DCTS
+            )
             period_s = round(RATE_RESERVE * slowest_s, 4) or 1e-4
             return sustain_load(bench, replace(row, curve="rate", at=period_s), enqueue, period_s)
 

@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from wattcast.core.measured_rows import read_shipped_table
-from wattcast.microbench.unit_source import (
-    CLUSTER_SYNC,
-    BenchUnit,
-    asm,
-    inout,
-    into,
-    vector,
-)
+from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, asm, inout, into, vector
 
 Entry = TypeVar("Entry", bound="TensorPrecision | MmaShape")
 

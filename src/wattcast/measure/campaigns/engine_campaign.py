@@ -340,13 +340,13 @@ def _end_child(child: Any) -> None:
         child.wait(10.0)
 
 
-def _log_tail(path: Path, lines: int = 25) -> list[str]:
+def _log_tail(path: Path) -> list[str]:
     if not path.exists():
         return []
     with path.open("rb") as stream:
         stream.seek(max(path.stat().st_size - 20_000, 0))
         text = stream.read().decode(errors="replace").replace("\r", "\n")
-    return [line[:300] for line in text.splitlines() if line.strip()][-lines:]
+    return [line[:300] for line in text.splitlines() if line.strip()][-25:]
 
 
 def request_campaign(

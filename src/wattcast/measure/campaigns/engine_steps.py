@@ -308,8 +308,8 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
         "latency_median_s": float(np.median(period_s)),
         "latency_spread_s": float(period_s.std()),
         **{name: _finite_mean(steps[name]) for name in _MEANS},
-        "device_median_s": _finite_median(steps["device_s"]),
-        "host_median_s": _finite_median(steps["host_s"]),
+        "device_median_s": _finite_mean(steps["device_s"], np.median),
+        "host_median_s": _finite_mean(steps["host_s"], np.median),
         "steps": number,
         "prompt_tokens_per_step": _finite_mean(steps["prompt_tokens"]),
         "context_mean": _finite_mean(steps["decode_context"]) / decodes if point.batch else 0.0,
@@ -413,7 +413,7 @@ def _group_steps(steps: dict[str, Array]) -> list[dict[str, float | None]]:
     found = []
     for tokens, context in np.unique(keys, axis=0)[:8]:
         same = (keys == (tokens, context)).all(axis=1)
-        device_s = _finite_median(steps["device_s"][same])
+        device_s = _finite_mean(steps["device_s"][same], np.median)
         found.append(
             {
                 "prompt_tokens": float(tokens),
@@ -426,11 +426,7 @@ def _group_steps(steps: dict[str, Array]) -> list[dict[str, float | None]]:
     return found
 
 
-def _finite_mean(values: Array) -> float:
+def _finite_mean(values: Array, average: Callable[[Array], Any] = np.mean) -> float:
+    """Return the mean, or another ``average``, of the values that are known; NaN where none is."""
     known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def _finite_median(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    return float(average(known)) if len(known) else float("nan")
