@@ -72,6 +72,7 @@ def on_cards(
         base.blocks * times,
         columns | settled,
         np.tile(base.fit, times),
+        np.tile(base.learning, times),
         base.source,
         base.card,
     )

@@ -130,6 +130,7 @@ def two_levels(rows: KernelRows, count: int, core: float, memory: float, seed: i
         base.blocks * times,
         number,
         np.tile(base.fit, times),
+        np.tile(base.learning, times),
         base.source,
         base.card,
     )

@@ -367,7 +367,7 @@ class CardShift:
 
 def residual_shifts(rows: KernelRows, origin: RowOrigins, quantity: str, held: HeldOutRows | None) -> list[CardShift]:
     """Compare every card with enough planned rows to the card with most; empty without matching predictions."""
-    wanted = np.flatnonzero(rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0))
+    wanted = np.flatnonzero(rows.to_judge())
     if held is None or len(held.kind) != len(wanted):
         return []
     time = quantity == "latency"

@@ -425,7 +425,7 @@ def hold_out_inherited(
 ) -> HeldOutRows:
     """Predict burst and sustained rows from a forecast that the other folds moved at the levels found."""
     fold = assign_folds(rows, FOLDS)
-    wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
+    wanted = rows.to_judge()
     wanted &= np.array([data in forecast.toggling for data in rows.data])
     predicted, near = np.full((len(rows), 4), np.nan), np.full((2, len(rows)), np.nan)
     for k in np.unique(fold[wanted]):

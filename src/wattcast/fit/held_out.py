@@ -104,7 +104,7 @@ def predict_held_out(
 ) -> HeldOutRows:
     """Predict every burst and sustained row from a fit that never saw its shape."""
     fold = assign_folds(rows, folds, seed)
-    wanted = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0)
+    wanted = rows.to_judge()
     predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 4), len(rows), (2, len(rows))))
     chosen: list[str] = [""] * len(rows)
     tests = [wanted & (fold == k) for k in range(folds)]

@@ -375,7 +375,7 @@ def _fit_power(
         priced = replace(priced, power_w=measured_w / cards.compute_level(find_card_levels(cards)))
         power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     sample = replace(sampled, ratio=energy_ratio(priced, power, toggling))
-    return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False)
+    return power, toggling, fit_residuals([sample], pools=_POOLS, leaves=8, hold_in=False, loss="squared_error")
 
 
 def price_rows(

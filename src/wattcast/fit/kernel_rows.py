@@ -45,6 +45,7 @@ class KernelRows:
     blocks: tuple[tuple[int, ...], ...]  # of each named kernel
     number: dict[str, Array]
     fit: Mask  # not flagged
+    learning: Mask  # picked to learn from, and no sample to judge by
     source: str
     card: str
     held_out: Mask | None = None  # rows that must never be fitted to; None: the database names none
@@ -69,6 +70,10 @@ class KernelRows:
     def is_kind(self, *kinds: str) -> Mask:
         """Return the mask of rows that were measured in one of these ways."""
         return np.array([kind in kinds for kind in self.kind], dtype=bool)
+
+    def to_judge(self) -> Mask:
+        """Return the mask of the bursts and sustained rows by which fits are judged, each once."""
+        return self.is_kind("burst", "sustained") & self.fit & (self.repeat == 0) & ~self.learning
 
     @property
     def family(self) -> tuple[str, ...]:
@@ -98,6 +103,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         }
         | {CARD: np.array([_number_card(row) for row in plain])},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
+        learning=np.array([row.get("chosen") == "learning" for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
         held_out=np.array(held) if any(held := [_is_held_out(row) for row in plain]) else None,

@@ -250,6 +250,7 @@ def fit_residuals(
     leaves: int = 12,
     rate: float = 0.12,
     hold_in: bool = True,
+    loss: str = "absolute_error",
 ) -> dict[str, LearnedFactor]:
     """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
 
@@ -273,7 +274,7 @@ def fit_residuals(
         again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
         # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
         weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0)) * sure
-        size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": rate, "seed": seed}
+        size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": rate, "loss": loss, "seed": seed}
         size["least_rows"] = LEAST_LEAF_ROWS * (2 if again else 1)
         ensemble = fit_trees(columns, target, weight, **size) if grown else None
         drawn_in = _held_in(target) if hold_in and family in _RAGGED else target

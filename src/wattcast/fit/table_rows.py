@@ -437,6 +437,7 @@ def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> Kerne
         blocks=((),) * count,
         number=number,
         fit=np.ones(count, dtype=bool),
+        learning=np.zeros(count, dtype=bool),
         source=", ".join(names),
         card=next((file.system for file in files if file.system), ""),
     )
