@@ -29,7 +29,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.choice_fit import count_k_parts, fit_kernel_choice
 from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
-from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
+from wattcast.fit.latency_fit import LENGTH_ROWS, ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.kernels import Kernels, ReferenceChip, RunCondition, build_kernels, reference_chip
@@ -381,7 +381,10 @@ def _fit_power(
     mistimed, again = price_rows(rows, kernels, gpu, idle, corrections, reference, time_error=wrong)
     ratio = energy_ratio(replace(mistimed, power_w=priced.power_w), power, toggling)
     samples = [sample, replace(again, ratio=ratio, again=True)]
-    return power, toggling, fit_residuals(samples, pools=_POOLS, leaves=8, hold_in=False, loss="squared_error")
+    energy = fit_residuals(
+        samples, pools=_POOLS, leaves=8, hold_in=False, loss="squared_error", length_rows=2 * LENGTH_ROWS
+    )
+    return power, toggling, energy
 
 
 _TIME_ERROR = 0.07  # spread of the log of predicted over measured latency of held-out kernels

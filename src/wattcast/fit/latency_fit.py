@@ -77,12 +77,17 @@ def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
     return TreeEnsemble(names, base, feature, threshold, left, right, value, tree_depth(left, right))
 
 
-_MOST_FOR_LENGTHS = 300  # rows the lengths are fitted on; all rows are used for the mean
+LENGTH_ROWS = 300  # rows the lengths are fitted on; all rows are used for the mean
 _STEPS = 25
 
 
 def fit_gaussian_process(
-    columns: Mapping[str, npt.ArrayLike], target: Array, *, sure: Array | None = None, seed: int = 0
+    columns: Mapping[str, npt.ArrayLike],
+    target: Array,
+    *,
+    sure: Array | None = None,
+    seed: int = 0,
+    length_rows: int = LENGTH_ROWS,
 ) -> GaussianProcess:
     """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9], then the mean.
 
@@ -100,7 +105,7 @@ def fit_gaussian_process(
     raw, spread = raw[:, kept], spread[kept]
     mean = float(np.median(target))
     rows = raw / spread
-    picked = np.random.default_rng(seed).permutation(len(target))[:_MOST_FOR_LENGTHS]
+    picked = np.random.default_rng(seed).permutation(len(target))[:length_rows]
     length, variance, noise = _fit_lengths(rows[picked], target[picked] - mean)
     points = rows * length
     near = variance * np.exp(-_measure_distance(points))
@@ -251,6 +256,7 @@ def fit_residuals(
     rate: float = 0.12,
     hold_in: bool = True,
     loss: str = "absolute_error",
+    length_rows: int = LENGTH_ROWS,
 ) -> dict[str, LearnedFactor]:
     """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
 
@@ -278,7 +284,7 @@ def fit_residuals(
         size["least_rows"] = LEAST_LEAF_ROWS * (2 if again else 1)
         ensemble = fit_trees(columns, target, weight, **size) if grown else None
         drawn_in = _held_in(target) if hold_in and family in _RAGGED else target
-        process = fit_gaussian_process(columns, drawn_in, sure=sure, seed=seed)
+        process = fit_gaussian_process(columns, drawn_in, sure=sure, seed=seed, length_rows=length_rows)
         found[family] = LearnedFactor(ensemble, process, float(target.min()), float(target.max()))
     return found
 
