@@ -69,7 +69,7 @@ def quick_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
     chip, bundle = hardware.load_gpu(gpu), shipped_bundle(gpu)
     rows = kernel_rows.load_kernel_rows(gpu)
     where = f"{gpu} ablations, latency"
-    test = _tested(rows) & rows.is_kind("burst") & on_random_data(rows)
+    test = rows.to_judge() & rows.is_kind("burst") & on_random_data(rows)
     measured = rows.column("latency_s")[test]
     full = _full(held, None, "burst")
     out = [make_ledger_row(where, "full model", full[1], full[0])]
@@ -132,7 +132,7 @@ def _refitted(
     predicted = np.full((len(rows), 4), np.nan)
     for k in FOLDS:
         tell(f"ablation: {name}, fold {k + 1} of {len(FOLDS)}")
-        test = _tested(rows) & (fold == k)
+        test = rows.to_judge() & (fold == k)
         predicted[test] = predict_with_fit(
             fit_kernel_rows(rows.select_rows(fold != k), chip, idle), rows.select_rows(test), chip
         )
@@ -148,7 +148,7 @@ def _halved(gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: Idle
     for draw in range(DRAWS):
         tell(f"ablation: half the database, draw {draw + 1} of {DRAWS}")
         kept = np.random.default_rng(draw).permutation(int(shape.max()) + 1)[shape] % 2 == 0
-        test = _tested(rows) & (fold == draw)
+        test = rows.to_judge() & (fold == draw)
         predicted[test] = predict_with_fit(
             fit_kernel_rows(rows.select_rows((fold != draw) & kept), chip, idle), rows.select_rows(test), chip
         )
@@ -166,7 +166,7 @@ def _compared(
     from wattcast.fit.kernel_rows import settled_figures
 
     power_w, clock_hz, latency_s = settled_figures(rows)
-    ran = _tested(rows) & on_random_data(rows) & inside
+    ran = rows.to_judge() & on_random_data(rows) & inside
     burst, sustained = ran & rows.is_kind("burst"), ran & rows.is_kind("sustained")
     out = []
     for quantity, at, column, true in (
@@ -198,10 +198,6 @@ def _full(held: HeldOutRows, folds: tuple[int, ...] | None, what: str) -> tuple[
     }[what]
     at &= np.isfinite(found) & np.isfinite(true)
     return mean_percent_error(found[at], true[at]), int(at.sum())
-
-
-def _tested(rows: KernelRows) -> Mask:
-    return np.asarray(rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0))
 
 
 _FIXED_S = 2e-6  # of a launch, in which no SM works

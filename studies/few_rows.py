@@ -75,7 +75,7 @@ def setting(gpu: str) -> Setting:
     if shipped is None:
         raise BadInput(f"no bundle ships for {gpu}: its intervals are needed. Run `wattcast lab fit kernels`.")
     fold = assign_folds(rows)
-    usable = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0) & on_random_data(rows)
+    usable = rows.to_judge() & on_random_data(rows)
     past = rows.select_rows(fold < 3)
     parent = build_bundle(fit_kernel_rows(past, chip, fit_idle_curve(idle, chip)), past, chip, shipped.residuals, "")
     return Setting(chip, parent, rows.select_rows(usable & (fold == 3)), rows.select_rows(usable & (fold == 4)), idle)

@@ -84,7 +84,7 @@ class EqualLatencyPairs:
 def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
     """Find the pairs in a GPU's database by rule; predictions are the held-out ones."""
     chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
-    rows = rows.select_rows(rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0))
+    rows = rows.select_rows(rows.to_judge())
     if len(rows) != len(held.work) or tuple(str(op) for op in rows.ops) != held.work:
         raise BadInput(f"the held-out predictions of {gpu} are not of the rows in its database. Fit again.")
     power_w, clock_hz, latency_s = settled_figures(rows)

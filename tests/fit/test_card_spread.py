@@ -125,7 +125,7 @@ def test_a_shift_of_residuals_widens_and_never_narrows() -> None:
 
 def test_shifts_are_differences_of_the_residuals_of_random_rows(rows: KernelRows) -> None:
     """A second card that is 5 % slower, of every other row, shows as 5 %; rows chosen otherwise do not count."""
-    wanted = np.flatnonzero(rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0))
+    wanted = np.flatnonzero(rows.to_judge())
     rng = np.random.default_rng(0)
     second = rng.uniform(size=len(rows)) < 0.4
     odd = rng.uniform(size=len(rows)) < 0.2

@@ -30,7 +30,7 @@ def twin() -> Setting:
     rows, shipped = kernel_rows.load_kernel_rows("h200"), shipped_bundle("h200")
     assert shipped is not None
     fold = assign_folds(rows)
-    usable = rows.is_kind("burst", "sustained") & rows.fit & (rows.repeat == 0) & on_random_data(rows)
+    usable = rows.to_judge() & on_random_data(rows)
     own, test = (rows.select_rows(usable & (fold == k)) for k in (3, 4))
     test = test.select_rows(np.arange(len(test)) % 3 == 0)
     return Setting(load_gpu("h200"), shipped, own, test, kernel_rows.load_idle_rows("h200"))
