@@ -73,7 +73,7 @@ class KernelRows:
 
     def to_judge(self) -> Mask:
         """Return the mask of the bursts and sustained rows by which fits are judged, each once."""
-        return self.is_kind("burst", "sustained") & self.fit & (self.repeat == 0) & ~self.learning
+        return np.asarray(self.is_kind("burst", "sustained") & self.fit & (self.repeat == 0) & ~self.learning)
 
     @property
     def family(self) -> tuple[str, ...]:
