@@ -113,14 +113,11 @@ def predict(
     return predict_many([workload], gpu, **options)[0]
 
 
-_MANY_OBJECTS = 100_000  # made by a prediction that no search for cycles should walk
-
-
 @contextmanager
 def _paused_collector() -> Iterator[None]:
     """Pause Python's search for cycles, which walks all operators of a long list again and again.
 
-    It took an eighth of the time of 200,000 operators. What a long list leaves is not searched afterwards either.
+    It took an eighth of the time of 200,000 operators.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -128,8 +125,6 @@ def _paused_collector() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if gc.get_count()[0] > _MANY_OBJECTS:
-                gc.freeze()
             gc.enable()
 
 
