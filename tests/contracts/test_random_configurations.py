@@ -133,7 +133,8 @@ def check_draw(seed: int) -> list[str]:
 
 
 def test_no_number_is_absurd() -> None:
-    wrong = [found for seed in range(COUNT // TOGETHER) for found in check_draw(seed)]
+    """Of the last two draws, one model was rounded otherwise alone than among others, and took another branch."""
+    wrong = [found for seed in (*range(COUNT // TOGETHER), 1251, 2496) for found in check_draw(seed)]
     assert not wrong, "\n".join(wrong[:20])
 
 
