@@ -116,7 +116,7 @@ def sensor(
 def kernels(
     out: Out,
     steps: Annotated[
-        str, Option("All, or some of idle,burst,repeat-burst,sustained,repeat-sustained,duty,pattern,clock,names.")
+        str, Option("Some of idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names.")
     ] = "",
     budget: Budget = "540s",
     plan: Annotated[Path | None, Option("Operators in place of the plan, one a line (from --suggest).")] = None,

@@ -374,12 +374,14 @@ class KernelCampaign(Campaign):
     listed: list[OperatorSpec] | None = None  # in place of the plan
     round_: int = 1  # of the plan
     fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)  # operators measured by this process, by kind
+    latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
 
     def measure(self, kind: str, spec: OperatorSpec, blank: Row, make: Callable[[], Row]) -> None:
         """Measure and save one row unless its id is on file, and remember what was measured."""
         row = self.record(kind, blank, make, spec.family)
         if row is not None and not row.error:
             self.fresh.setdefault(str(kind), []).append(spec)
+            self.latency_s |= {blank.id: row.latency_s} if row.latency_s else {}
 
     def specs(
         self, wanted: dict[str, int] | None = None, keep: Callable[[OperatorSpec], bool] = lambda s: True
