@@ -101,7 +101,7 @@ class GaussianProcess:
         r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
         middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
         ``single`` computes in single precision, and again in double where a row lies so close to a point that the
-        rounding of r² would show: the logs of factors of 100,000 operators on an H200 move by at most 2e-5, and by
+        rounding of r² would show: the logs of factors of 100,000 operators on an H200 move by at most 6e-5, and by
         1e-6 on average.
         """
         table = np.empty((len(rows), len(self.features) + 2))
