@@ -99,7 +99,7 @@ def test_a_smaller_budget_serves_less_and_binds(tmp_path: Path) -> None:
         fleets.assign_fleet(fleets.read_fleet(site(tmp_path, power)), "throughput").factor
         for power in ("3 kW", "800 W", "500 W")
     ]
-    assert factors == sorted(factors, reverse=True)
+    assert factors == pytest.approx(sorted(factors, reverse=True), rel=1e-9)  # a solver's last digit aside
     assert factors[2] < factors[0]
     assert "power" in fleets.assign_fleet(fleets.read_fleet(site(tmp_path, "500 W")), "throughput").binds
 
