@@ -261,7 +261,8 @@ def fit_residuals(
     """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
 
     ``pools``: further families whose rows a family learns from, alike in features. A row may be in several samples.
-    ``hold_in``: the process sees outliers of products and convolutions drawn in.
+    ``hold_in``: the process sees outliers of products and convolutions drawn in. ``loss`` is the trees',
+    ``length_rows`` the number of rows that the process fits its lengths to.
     """
     found = {}
     for family in dict.fromkeys(name for sample in samples for name in sample.kernels.work.root_family):
