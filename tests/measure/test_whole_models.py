@@ -237,7 +237,7 @@ def test_the_device_captures_once_and_replays() -> None:
     device.issue(load, 5)
     assert cuda.replayed == 5
     assert len(calls) == ran  # nothing of Python runs again
-    load.drop()  # type: ignore[attr-defined]
+    load.drop()
     device.recover()
     assert cuda.dropped == 1
     assert device.peak_byte == 4096

@@ -255,6 +255,22 @@ def _import_transformers() -> Any:
 WARM_UP = 3
 
 
+@dataclass
+class CapturedIteration:
+    """An iteration as a CUDA graph; a call replays it."""
+
+    graph: Any
+    outputs: Any  # they live in the graph's pool as long as it may be replayed
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+    def drop(self) -> None:
+        """Give the graph's memory back."""
+        self.outputs = None
+        self.graph.reset()
+
+
 class ModelDevice(TorchDevice):
     """A device that runs iterations of whole models. ``open`` starts it."""
 
@@ -279,22 +295,11 @@ class ModelDevice(TorchDevice):
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
-    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
+    def capture(self, run: Callable[[], Any]) -> CapturedIteration:
         """Capture one iteration as a CUDA graph and return what replays it."""
         graph = self.torch.cuda.CUDAGraph()
         with eager_settings(self.torch), self.torch.cuda.graph(graph, stream=self.stream):
-            held = run()
-        kept = [held]  # outputs live in the graph's pool as long as it may be replayed
-
-        def replay() -> None:
-            graph.replay()
-
-        def drop() -> None:
-            kept.clear()
-            graph.reset()
-
-        replay.drop = drop  # type: ignore[attr-defined]
-        return replay
+            return CapturedIteration(graph, run())
 
     def issue(self, run: Callable[[], Any], times: int) -> None:
         """Queue iterations on the stream; an eager iteration is launched by the host as it goes."""
@@ -409,7 +414,8 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
         burst_s, once_s = _measure_burst(bench, load, once_s)
         row = _measure_sustained(bench, load, once_s, replace(row, burst_latency_s=burst_s))
     finally:
-        getattr(load, "drop", lambda: None)()
+        if isinstance(load, CapturedIteration):
+            load.drop()
     return replace(row, flags=(*flags, *row.flags), peak_memory_byte=device.peak_byte)
 
 
