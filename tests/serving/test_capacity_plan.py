@@ -12,7 +12,7 @@ import pytest
 from made_up_costs import make_costs
 
 import wattcast
-from wattcast.core.errors import ExitCode, WattcastError
+from wattcast.core.errors import BadInput, ExitCode, WattcastError
 from wattcast.hardware import Gpu
 from wattcast.serving import capacity_plan
 from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, PlanResult, SearchRange, plan
@@ -98,13 +98,13 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
     tables: dict[Any, Any] = {}
     for name in chips:
         for option in capacity_plan.list_options(demand, wattcast.load_gpu(name), tried)[0]:
-            full = capacity_plan.tabulate_option(demand, option, tables)
-            if isinstance(full, str):
+            try:
+                full = capacity_plan.tabulate_option(demand, option, tables)
+                other = capacity_plan.size_option(demand, full, (math.inf, math.inf))
+            except BadInput:
                 continue
-            other = capacity_plan.size_option(demand, full, (math.inf, math.inf))
-            if not isinstance(other, str):
-                assert other is not None
-                assert best.rank <= other.rank, (job, str(best.option), str(other.option), other.make_row())
+            assert other is not None
+            assert best.rank <= other.rank, (job, str(best.option), str(other.option), other.make_row())
     for fewer in range(max(best.replicas - demand.spare_replicas - 3, 1), best.replicas - demand.spare_replicas):
         peak_per_s = demand.rate_per_s * (1.0 + demand.headroom) / fewer
         assert capacity_plan.serve_rate(demand, best.option, peak_per_s)[1], (job, fewer, best.make_row())

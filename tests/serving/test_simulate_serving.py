@@ -202,5 +202,5 @@ def test_uneven_contexts_keep_their_mean_and_take_longer() -> None:
         step_costs.tabulate_step_costs(model, gpu, options, max_tokens=512, max_seqs=64, context_spread=spread)
         for spread in (0.0, 0.9)
     )
-    assert uneven.decode_at_top(64, 64, 1000.0)[0] > even.decode_at_top(64, 64, 1000.0)[0]
-    assert uneven.mixed_at_top(512, 0, 0.0, [(512, 0)], 1) == even.mixed_at_top(512, 0, 0.0, [(512, 0)], 1)
+    assert uneven.decode_cost(64, 64, 1000.0)[0] > even.decode_cost(64, 64, 1000.0)[0]
+    assert uneven.cost_at_top(512, 0, 0.0, [(512, 0)], 1) == even.cost_at_top(512, 0, 0.0, [(512, 0)], 1)

@@ -256,13 +256,9 @@ def print_plan(console: Console, result: PlanResult) -> None:
         "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",
         "binds": "binds",
     }  # fmt: skip
-    shown = list(dict.fromkeys([*result.plans[:6], *result.front]))
-    rows = []
-    for plan_made in shown:
-        row = plan_made.make_row()
-        for name in ("ttft", "tpot"):
-            row |= {f"{name}_{key}_s": row[f"{name}_s"][key] for key in ("p50", "p99")}
-        rows.append(row)
+    rows = [made.make_row() for made in dict.fromkeys([*result.plans[:6], *result.front])]
+    late = [(f"{name}_{key}_s", f"{name}_s", key) for name in ("ttft", "tpot") for key in ("p50", "p99")]
+    rows = [row | {column: row[name][key] for column, name, key in late} for row in rows]
     print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
     for sentence in result.refused[:6]:
         console.print(escape(sentence))

@@ -44,6 +44,7 @@ from wattcast.serving.capacity_plan import (
     PlanOption,
     SearchRange,
     ServiceDemand,
+    StepTables,
     describe_risk,
     find_ceiling,
     list_options,
@@ -53,7 +54,6 @@ from wattcast.serving.capacity_plan import (
     tabulate_option,
 )
 from wattcast.serving.serving_result import parse_both_bounds
-from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.model_options import ModelOptions
 
 LIMIT_S = 60.0  # of the solver
@@ -289,7 +289,7 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
     assert served is not None
     clocks_hz = tuple(float(np.max(gpu.clocks.max_hz)) * share for share in SERVED_CLOCKS)
     options, refused = list_options(served, gpu, SearchRange(tp=demand.tp, clocks_hz=clocks_hz))
-    tables: dict[tuple[str, ModelOptions], StepCosts | str] = {}
+    tables: StepTables = {}
     columns: list[_Column] = []
     notes: list[str] = []
     for option in sorted(options, key=lambda one: (one.gpus, -one.clock_hz)):
@@ -298,11 +298,11 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
             continue
         if option.shared not in layouts and len(layouts) == SERVED_LAYOUTS:
             break
-        full = tabulate_option(served, option, tables)
-        if isinstance(full, str):
-            refused.append(full)
+        try:
+            full = saturate_option(served, tabulate_option(served, option, tables))
+        except BadInput as error:
+            refused.append(str(error))
             continue
-        full = saturate_option(served, full)
         per_s = full.most_per_s
         late = serve_rate(served, full, per_s)[1]
         if late:

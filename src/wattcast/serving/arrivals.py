@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, check_names, clip_text
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_number
 
 Counts = npt.NDArray[np.int64]
 NO_PREFIX = -1
@@ -44,11 +43,8 @@ class Trace:
     name: str = ""
 
     def __post_init__(self) -> None:
-        columns = (self.arrival_s, self.prompt_tokens, self.output_tokens, self.prefix_id)
         if not len(self.arrival_s):
             raise bad_value(self.name or "trace", "at least one request", "none")
-        if len({len(column) for column in columns}) != 1:
-            raise bad_value(self.name or "trace", "columns of one length", [len(column) for column in columns])
         if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any() or self.arrival_s[0] < 0:
             raise bad_value(self.name or "trace", "arrival times that are finite, positive and rise", "others")
         for label, column in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)):
@@ -67,12 +63,6 @@ class Trace:
         square = float(np.average((mean - middle) ** 2 + self.output_tokens**2 / 12.0, weights=weight))
         return math.sqrt(square) / middle
 
-    def select(self, rows: npt.NDArray[Any]) -> Trace:
-        """Return some of the requests, in their order."""
-        return Trace(
-            self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], self.prefix_id[rows], self.name
-        )
-
 
 def make_trace(
     arrival_s: npt.ArrayLike,
@@ -88,13 +78,12 @@ def make_trace(
     """
     time_s = np.asarray(arrival_s, dtype=np.float64)
     order = np.argsort(time_s, kind="stable")
-    prompt, output = (np.asarray(column, dtype=np.int64) for column in (prompt_tokens, output_tokens))
-    prefix = np.full(len(time_s), NO_PREFIX) if prefix_id is None else np.asarray(prefix_id, dtype=np.int64)
-    if not len(time_s) == len(prompt) == len(output) == len(prefix):
-        raise bad_value(
-            name or "trace", "columns of one length", [len(time_s), len(prompt), len(output), len(prefix)]
-        )
-    return Trace(time_s[order], prompt[order], output[order], prefix[order], name)
+    prefix = np.full(len(time_s), NO_PREFIX) if prefix_id is None else prefix_id
+    counts: list[Counts] = [np.asarray(one, dtype=np.int64) for one in (prompt_tokens, output_tokens, prefix)]
+    if {len(column) for column in counts} != {len(time_s)}:
+        raise bad_value(name or "trace", "columns of one length", [len(time_s), *map(len, counts)])
+    prompt, output, group = (column[order] for column in counts)
+    return Trace(time_s[order], prompt, output, group, name)
 
 
 def draw_trace(
@@ -192,31 +181,23 @@ def read_length_distribution(spec: str | int, where: str) -> LengthMaker:
         median, sigma, least, most = _take_numbers(given, where, **usual)
         if not 1 <= least <= most < MOST_TOKENS:
             raise bad_value(where, "1 <= least <= most", text)
-        return lambda random, count: _lognormal_lengths(random, count, median, sigma, least, most)
+
+        def draw_lengths(random: np.random.Generator, count: int) -> Counts:
+            drawn = median * np.exp(sigma * random.standard_normal(count))
+            return np.clip(np.rint(drawn), least, most).astype(np.int64)
+
+        return draw_lengths
     path = Path(text)
     if not path.exists():
         wanted = "tokens, lognormal:median=512,sigma=0.8,least=16,most=4096, or a file with one length a line"
         raise bad_value(where, wanted, text)
-    known = _read_lengths(path)
-    return lambda random, count: random.choice(known, count)
-
-
-def _lognormal_lengths(
-    random: np.random.Generator, count: int, median: float, sigma: float, least: float, most: float
-) -> Counts:
-    drawn = median * np.exp(sigma * random.standard_normal(count))
-    return np.clip(np.rint(drawn), least, most).astype(np.int64)
-
-
-def _read_lengths(path: Path) -> Counts:
-    lines = read_bytes(path).decode("utf-8", "replace").split()
     try:
-        lengths = np.array([int(line) for line in lines], dtype=np.int64)
+        known = np.array(read_bytes(path).decode("utf-8", "replace").split(), dtype=np.int64)
     except (ValueError, OverflowError):
         raise bad_value(path.name, "one whole number of tokens a line", "something else") from None
-    if not len(lengths) or (lengths < 1).any() or (lengths >= MOST_TOKENS).any():
+    if not len(known) or (known < 1).any() or (known >= MOST_TOKENS).any():
         raise bad_value(path.name, f"lengths from 1 to {MOST_TOKENS - 1}", "others or none")
-    return lengths
+    return lambda random, count: random.choice(known, count)
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -237,9 +218,8 @@ def parse_trace(data: bytes, name: str) -> Trace:
     header = [column.strip() for column in rows.pop(0)] if rows else []
     for form, columns in _FORMS.items():
         if set(columns) <= set(header):
-            places = [header.index(column) for column in columns]
-            prefix = header.index("prefix_id") if form == "wattcast" and "prefix_id" in header else None
-            return _read_table(rows, places, prefix, name, form)
+            grouped = ["prefix_id"] if form == "wattcast" and "prefix_id" in header else []
+            return _read_table(rows, [header.index(column) for column in (*columns, *grouped)], name, form)
     known = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
     raise bad_value(name, f"a header of a known form ({known})", clip_text(",".join(header)))
 
@@ -251,45 +231,34 @@ _FORMS = {  # arrival, prompt, output
 }
 
 
-def _read_table(rows: Iterable[Sequence[str]], places: list[int], prefix: int | None, where: str, form: str) -> Trace:
-    arrival, prompt, output = places
+def _read_table(rows: Iterable[Sequence[str]], places: list[int], where: str, form: str) -> Trace:
     kept = [row for row in rows if row]
-    try:
-        columns = [[row[place] for row in kept] for place in (arrival, prompt, output)]
-        prefixes = None if prefix is None else [row[prefix].strip() for row in kept]
-    except IndexError:
-        number = next(i for i, row in enumerate(kept) if len(row) <= max(*places, prefix or 0))
-        raise bad_value(f"{where}: line {number + 2}", "as many fields as the header", len(kept[number])) from None
+    for number, row in enumerate(kept, start=2):
+        if len(row) <= max(places):
+            raise bad_value(f"{where}: line {number}", "as many fields as the header", len(row))
     if not kept:
         raise bad_value(where, "at least one request", "none")
-    arrival_s = (
-        _read_timestamps(columns[0], where) if form == "azure" else _read_numbers(columns[0], where, "arrival")
-    )
-    prompts, outputs = (_read_numbers(columns[i], where, name) for i, name in ((1, "prompt"), (2, "output")))
+    texts = [[row[place].strip() for row in kept] for place in places]
+    arrival_s = _read_timestamps(texts[0], where) if form == "azure" else _read_numbers(texts[0], where, "arrival")
+    prompts, outputs = (_read_numbers(texts[i], where, name) for i, name in ((1, "prompt"), (2, "output")))
     if form != "wattcast":  # public traces hold failed requests with no answer, and start at any hour
         answered = (prompts >= 1) & (outputs >= 1)
         if not answered.any():
             raise bad_value(where, "at least one request with an answer", "none")
         arrival_s, prompts, outputs = arrival_s[answered], prompts[answered], outputs[answered]
         arrival_s = arrival_s - arrival_s.min()
-    return make_trace(arrival_s, prompts, outputs, None if prefixes is None else _number_prefixes(prefixes), where)
+    return make_trace(arrival_s, prompts, outputs, _number_prefixes(texts[3]) if len(texts) > 3 else None, where)
 
 
 def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
     try:
         values = np.array(texts, dtype=np.float64)
-        if np.isfinite(values).all():
-            return values
     except ValueError:
-        pass
-    for number, text in enumerate(texts):
-        try:
-            if np.isfinite(float(text)):
-                continue
-        except ValueError:
-            pass
-        raise bad_value(f"{where}: line {number + 2}: {column}", "a finite number", text)
-    raise AssertionError("a bad number was seen and not found")
+        values = np.array([np.nan])
+    if not np.isfinite(values).all():  # look for the first that is wrong
+        for number, text in enumerate(texts, start=2):
+            read_number(text, f"{where}: line {number}: {column}")
+    return values
 
 
 def _read_timestamps(texts: Sequence[str], where: str) -> Array:
@@ -327,13 +296,8 @@ def _read_json_lines(data: bytes, where: str) -> Trace:
             raise BadInput(f"{where}: line {number}: {clip_text(str(error), 200)}.") from None
     if not lines:
         raise bad_value(where, "at least one request", "none")
-    return make_trace(
-        [line.arrival_s for line in lines],
-        [line.prompt_tokens for line in lines],
-        [line.output_tokens for line in lines],
-        _number_prefixes([line.prefix_id for line in lines]),
-        where,
-    )
+    arrival_s, prompts, outputs, prefixes = zip(*map(msgspec.structs.astuple, lines), strict=True)
+    return make_trace(arrival_s, prompts, outputs, _number_prefixes(prefixes), where)
 
 
 def _split_spec(spec: str) -> tuple[str, dict[str, str]]:

@@ -40,12 +40,11 @@ from wattcast.predictor.uncertainty import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
-from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, serve_trace
+from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, find_language_model, serve_trace
 from wattcast.serving.step_costs import StepCosts, predict_token_cost, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
-from wattcast.workload.model_catalogue import ModelKind, ModelSpec
+from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
-from wattcast.workload.readers import load_workload
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
@@ -107,6 +106,12 @@ class ServiceDemand:
         """Whether time per output token is bounded."""
         return any(bound.quantity == "tpot" for bound in self.bounds)
 
+    @property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Mean tokens of a prompt and of an output."""
+        trace = self.draw_requests()
+        return float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
+
     def draw_requests(self, requests: int = 0) -> Trace:
         """Draw requests at one a second; another rate stretches the same arrivals."""
         return draw_trace(1.0, self.prompt, self.output, self.arrivals, 0.0, requests or self.requests, self.seed)
@@ -118,12 +123,14 @@ class ServiceDemand:
 
     def rank_use(self, gpu: str, gpus: int, joules: float) -> tuple[float, float]:
         """Return what is minimised first and what decides between equals, for the joules of a request."""
-        if self.aim is PlanAim.GPUS:
-            return float(gpus), joules
-        if self.aim is PlanAim.COST:
-            cost = self.prices.cost(gpu, joules, gpus / self.rate_per_s)
-            return (math.inf if cost is None else cost), joules
-        return joules, float(gpus)  # carbon is energy times one number
+        match self.aim:
+            case PlanAim.GPUS:
+                return float(gpus), joules
+            case PlanAim.COST:
+                cost = self.prices.cost(gpu, joules, gpus / self.rate_per_s)
+                return (math.inf if cost is None else cost), joules
+            case _:
+                return joules, float(gpus)  # carbon is energy times one number
 
 
 @dataclass(frozen=True)
@@ -200,8 +207,7 @@ class PlanOption:
         """Say to what the card is set: ``1.2 GHz``, or a power limit where the highest clock may be used."""
         capped = self.clock_hz < float(np.max(self.gpu.clocks.max_hz))
         limited = not capped or self.power_limit_w < float(np.mean(self.gpu.power.limit_w))
-        words = [units.show(self.clock_hz, "Hz")] * capped + [f"{self.power_limit_w:.0f} W"] * limited
-        return ", ".join(words)
+        return ", ".join([units.show(self.clock_hz, "Hz")] * capped + [f"{self.power_limit_w:.0f} W"] * limited)
 
     @property
     def settings(self) -> EngineSettings:
@@ -237,21 +243,17 @@ class ServingPlan:
     failed: str = ""
 
     @cached_property
-    def _ceiling(self) -> tuple[float, str]:
-        """The largest rate that one replica serves within all bounds, and what breaks above."""
+    def ceiling(self) -> tuple[float, str]:
+        """The largest rate that one replica serves within all bounds, and what breaks first if the rate grows."""
         high = min(self.failed_per_s, self.option.most_per_s)
-        return find_ceiling(self.demand, self.option, self.held_per_s, high, self.failed)
+        most_per_s, binds = find_ceiling(self.demand, self.option, self.held_per_s, high, self.failed)
+        idle = self.replicas == 1 and self.demand.rate_per_s < 0.3 * most_per_s
+        return most_per_s, "nothing: one replica is more than enough" if idle else binds
 
     @property
     def capacity_per_s(self) -> float:
         """Requests a second that one replica serves within all bounds."""
-        return self._ceiling[0]
-
-    @property
-    def binds(self) -> str:
-        """What breaks first if the rate grows."""
-        idle = self.replicas == 1 and self.demand.rate_per_s < 0.3 * self.capacity_per_s
-        return "nothing: one replica is more than enough" if idle else self._ceiling[1]
+        return self.ceiling[0]
 
     @property
     def gpus(self) -> int:
@@ -274,11 +276,6 @@ class ServingPlan:
         return self.result.energy_j_per_token
 
     @property
-    def output_tokens_per_s(self) -> float:
-        """Output tokens of all replicas in a second."""
-        return self.demand.rate_per_s * float(self.result.trace.output_tokens.mean())
-
-    @property
     def rank(self) -> tuple[float, float]:
         """What the demand minimises first, and what decides between equals."""
         return self.demand.rank_use(self.option.gpu.name, self.gpus, self.energy_j_per_request)
@@ -293,18 +290,13 @@ class ServingPlan:
         fits = self.peak_batch * option.shared.pp <= option.max_seqs <= self.option.max_seqs
         return fits and self.failed in ("", "throughput")
 
-    def list_growth(self) -> list[dict[str, float]]:
-        """Return the GPUs that several times the rate take, by the capacity of one replica."""
-        counts = {times: self.demand.count_replicas(self.capacity_per_s, times) for times in GROWTH}
-        return [{"times": times, "gpus": count * self.option.gpus} for times, count in counts.items()]
-
     def make_row(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        option, prices, seconds = self.option, self.demand.prices, 1.0 / self.demand.rate_per_s
-        cost = prices.cost(option.gpu.name, self.energy_j_per_request, self.gpus * seconds)
-        carbon = prices.carbon_g(self.energy_j_per_request)
-        million = 1e6 / (self.output_tokens_per_s * seconds)
-        found = self.result.summarise()
+        option, demand, each_j = self.option, self.demand, self.energy_j_per_request
+        capacity_per_s, binds = self.ceiling
+        tokens, found = float(self.result.trace.output_tokens.mean()), self.result.summarise()
+        cost = demand.prices.cost(option.gpu.name, each_j, self.gpus / demand.rate_per_s)
+        carbon = demand.prices.carbon_g(each_j)
         return {
             "gpu": option.gpu.name,
             **take_fields(self, "gpus", "replicas"),
@@ -312,17 +304,22 @@ class ServingPlan:
             **take_fields(option.shared, "tp", "pp", "dp", "ep"),
             **dict(zip(("prefill_engines", "decode_engines"), option.pools, strict=True)),
             "max_batched_tokens": option.settings.max_batched_tokens,
-            "rate_per_replica_per_s": self.demand.rate_per_s / self.replicas,
-            "capacity_per_replica_per_s": self.capacity_per_s,
-            "load_share": self.demand.rate_per_s / self.replicas / self.capacity_per_s,
+            "rate_per_replica_per_s": demand.rate_per_s / self.replicas,
+            "capacity_per_replica_per_s": capacity_per_s,
+            "load_share": demand.rate_per_s / self.replicas / capacity_per_s,
             **{name: found[name] for name in ("ttft_s", "tpot_s")},
-            **take_fields(self, "output_tokens_per_s", "power_w", "energy_j_per_token", "energy_j_per_request"),
+            "output_tokens_per_s": demand.rate_per_s * tokens,
+            **take_fields(self, "power_w", "energy_j_per_token", "energy_j_per_request"),
             "cost_per_request": cost,
-            "cost_per_million_tokens": None if cost is None else cost * million,
+            "cost_per_million_tokens": None if cost is None else cost * 1e6 / tokens,
             "carbon_g_per_request": carbon,
-            "carbon_g_per_million_tokens": None if carbon is None else carbon * million,
-            "growth": self.list_growth(),
-            **take_fields(self, "binds", "risk"),
+            "carbon_g_per_million_tokens": None if carbon is None else carbon * 1e6 / tokens,
+            "growth": [
+                {"times": times, "gpus": demand.count_replicas(capacity_per_s, times) * option.gpus}
+                for times in GROWTH
+            ],
+            "binds": binds,
+            "risk": self.risk,
         }
 
 
@@ -406,18 +403,17 @@ def plan(
     check_names("objective", minimise, list(PlanAim))
     aim, money = PlanAim(minimise), parse_prices(**prices)
     formats = {"dtype": dtype, "quantization": quantization, "kv_dtype": kv_dtype, "weights": weights}
-    most_w = None if site_power is None else units.parse_amount(site_power, "W", "site_power", inclusive=False)
     demand = read_demand(
         model,
         rate,
         parse_both_bounds(ttft, tpot, PERCENTILE),
         **{"prompt": prompt, "output": output, "arrivals": arrivals, "seed": seed, "requests": requests},
+        **{"spare_replicas": spare_replicas, "aim": aim, "prices": money},
         headroom=units.parse_amount(headroom, "", "headroom"),
-        spare_replicas=spare_replicas,
-        site_power_w=math.inf if most_w is None else most_w,
+        site_power_w=math.inf
+        if site_power is None
+        else units.parse_amount(site_power, "W", "site_power", inclusive=False),
         options=ModelOptions.from_names(**formats, stack="engine"),
-        aim=aim,
-        prices=money,
     )
     if spare_replicas < 0:
         raise bad_value("spare_replicas", "zero or more", spare_replicas)
@@ -426,16 +422,15 @@ def plan(
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
-    whole = {"tp": tp, "pp": pp, "ep": ep, "max_batched_tokens": max_batched_tokens}
+    whole = {"tp": tp, "pp": pp, "ep": ep, "most_tokens": max_batched_tokens}
     counts = {name: tuple(_parse_count(text, name) for text in _list_items(given)) for name, given in whole.items()}
     tried = SearchRange(
-        *(counts["tp"], counts["pp"], counts["ep"]),
-        tuple(units.parse_amount(watts, "W", "power_limit", inclusive=False) for watts in _list_items(power_limits)),
-        tuple(units.parse_amount(clock, "Hz", "clock", inclusive=False) for clock in _list_items(clocks)),
-        tuple(map(_parse_pools, _list_items(pools))),
-        counts["max_batched_tokens"],
+        **counts,
+        limits_w=tuple(units.parse_amount(w, "W", "power_limit", inclusive=False) for w in _list_items(power_limits)),
+        clocks_hz=tuple(units.parse_amount(hz, "Hz", "clock", inclusive=False) for hz in _list_items(clocks)),
+        pools=tuple(map(_parse_pools, _list_items(pools))),
     )
-    if not all(1 <= tokens <= MOST_TOKENS[0] for tokens in tried.most_tokens):
+    if max(tried.most_tokens, default=1) > MOST_TOKENS[0]:
         raise bad_value("max_batched_tokens", f"from 1 to {MOST_TOKENS[0]}", max(tried.most_tokens))
     found = _search_options(PlanResult(demand), chips, tried)
     for more in ({"most_tokens": FEWER_TOKENS}, {"pools": POOLS}):
@@ -451,10 +446,8 @@ def read_demand(
     model: str | Path | ModelSpec, rate: str | float, bounds: tuple[LatencyBound, ...], **more: Any
 ) -> ServiceDemand:
     """Return the demand for a language model by its name or file; ``more`` are fields of ``ServiceDemand``."""
-    spec = model if isinstance(model, ModelSpec) else load_workload.find_model(model)
-    if spec is None or spec.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
-    return ServiceDemand(spec, units.parse_amount(rate, "/s", "rate", inclusive=False), bounds=bounds, **more)
+    per_s = units.parse_amount(rate, "/s", "rate", inclusive=False)
+    return ServiceDemand(find_language_model(model), per_s, bounds=bounds, **more)
 
 
 def _list_items(given: str | Sequence[Any] | None) -> Sequence[Any]:
@@ -464,6 +457,7 @@ def _list_items(given: str | Sequence[Any] | None) -> Sequence[Any]:
 
 def _parse_count(given: str | int, where: str) -> int:
     if not str(given).strip().isdecimal() or int(given) < 1:
+        where = "max_batched_tokens" if where == "most_tokens" else where
         raise bad_value(where, "whole numbers from 1, such as 1,2,4", given)
     return int(given)
 
@@ -479,7 +473,7 @@ def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange)
     """Simulate options in the order of their bounds until none can be better than the best, those known included."""
     demand, refused, screened = known.demand, [*known.refused], known.screened
     queue: list[tuple[tuple[float, float], int, PlanOption]] = []
-    tables: dict[tuple[str, ModelOptions], StepCosts | str] = {}
+    tables: StepTables = {}
     best = {made.option.key: made for made in known.plans}  # of each replica, whichever its settings
     sized: dict[Hashable, ServingPlan] = {}  # with a larger batch limit
     for chip in chips:
@@ -499,19 +493,15 @@ def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange)
         if (own is not None and bound > own.rank) or (like is not None and like.holds_for(option)):
             screened += 1
             continue
-        if option.costs is None:
-            refined = tabulate_option(demand, option, tables)
-            if isinstance(refined, str):
-                refused.append(refined)
-            else:
+        try:
+            if option.costs is None:
+                refined = tabulate_option(demand, option, tables)
                 heapq.heappush(queue, (refined.bound_rank(demand), place, refined))
-            continue
-        made = size_option(demand, option, most if own is None else min(most, own.rank))
-        if isinstance(made, str):
-            refused.append(made)
-        elif made is not None:
-            sized[like_key] = made
-            best[option.key] = min(made, own or made, key=lambda one: one.rank)
+            elif made := size_option(demand, option, most if own is None else min(most, own.rank)):
+                sized[like_key] = made
+                best[option.key] = min(made, own or made, key=lambda one: one.rank)
+        except BadInput as error:
+            refused.append(str(error))
     same = r"(tp|pp|dp|ep) \d+( x |, )?|\d+ prefill \+ \d+ decode(, )?|[\d.]+ (GB|W|[MG]Hz)|\d+ tokens|(the|each) "
     refused = list({re.sub(same, "", text): text for text in refused}.values())  # of replicas of the most GPUs
     plans = sorted(best.values(), key=lambda made: made.rank)
@@ -520,8 +510,7 @@ def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange)
 
 def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[list[PlanOption], list[str]]:
     """Return every option of a GPU with its first bounds, and a sentence for each replica that cannot be."""
-    trace = demand.draw_requests()
-    tokens = float(trace.prompt_tokens.mean() + trace.output_tokens.mean()) - 1.0
+    tokens = sum(demand.mean_lengths) - 1.0
     batches = MOST_SEQUENCES if demand.bounds_tokens else MOST_SEQUENCES[:1]
     pools, steps = tried.pools or (ONE_POOL,), tried.most_tokens or MOST_TOKENS
     settings = tried.list_settings(demand, chip)
@@ -537,12 +526,11 @@ def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[
             continue
         lanes = shared.pp * shared.dp
         for (watts, clock_hz), most, step, engines in itertools.product(settings, batches, steps, pools):
-            if engines[0] and lanes > 1:
-                continue
-            second, joule = cost.least_cost(clock_hz)
-            per_s = lanes * sum(engines) / (BOUND_SLACK * second * tokens)
-            least_j = BOUND_SLACK * joule * tokens * shared.tp
-            found.append(PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j))
+            if not engines[0] or lanes == 1:
+                second, joule = cost.least_cost(clock_hz)
+                per_s = lanes * sum(engines) / (BOUND_SLACK * second * tokens)
+                least_j = BOUND_SLACK * joule * tokens * shared.tp
+                found.append(PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j))
     return found, refused
 
 
@@ -571,41 +559,33 @@ def _list_layouts(
                     yield replace(demand.options, tp=count, pp=deep, dp=dp, ep=share)
 
 
-def tabulate_option(
-    demand: ServiceDemand, option: PlanOption, tables: dict[tuple[str, ModelOptions], StepCosts | str]
-) -> PlanOption | str:
-    """Return an option with its step costs and the bounds that follow; a sentence says why there are none."""
+StepTables = dict[tuple[str, ModelOptions], "StepCosts | BadInput"]  # of a GPU and how several share the model
+
+
+def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> PlanOption:
+    """Return an option with its step costs and the bounds that follow, or raise a sentence why there are none."""
     key, chip = (option.gpu.name, option.shared), option.gpu
-    trace = demand.draw_requests()
     if key not in tables:
+        trace = demand.draw_requests()
         longest = int((trace.prompt_tokens + trace.output_tokens).max())
+        most = max(MOST_SEQUENCES[0] // option.shared.pp, 1)
+        size: dict[str, Any] = {"longest_context": longest, "context_spread": trace.context_spread, "max_seqs": most}
         try:
-            costs = tabulate_step_costs(
-                *(demand.model, chip, option.shared),
-                max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
-                longest_context=longest,
-                context_spread=trace.context_spread,
-            )
-            tables[key] = costs
-            if costs.cache_tokens < longest:
-                words = f"{chip.name}, {option.layout}: the cache holds"
-                tables[key] = f"{words} {costs.cache_tokens} tokens, a request {longest}."
+            made = tabulate_step_costs(demand.model, chip, option.shared, **size)
+            if made.cache_tokens < longest:
+                raise BadInput(f"the cache holds {made.cache_tokens} tokens, a request {longest}.")
+            tables[key] = made
         except WattcastError as error:
-            tables[key] = f"{chip.name}, {option.layout}: {str(error).rstrip('.')}."
+            tables[key] = BadInput(f"{chip.name}, {option.layout}: {str(error).rstrip('.')}.")
     table = tables[key]
-    if isinstance(table, str):
-        return table
+    if isinstance(table, BadInput):
+        raise table
     governor = table.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
     costs = replace(table.cap_clock(option.clock_hz, chip), limit_w=option.power_limit_w * governor)
-    lengths = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
-    per_s, joules = _bound_steps(costs, max(option.max_seqs // costs.stages, 1), option.pools, *lengths)
-    return replace(
-        option,
-        costs=costs,
-        most_per_s=per_s * costs.lanes,
-        least_j=joules * costs.gpu_count,
-        idle_w=costs.idle_w,
-    )
+    seqs = max(option.max_seqs // costs.stages, 1)
+    per_s, joules = _bound_steps(costs, seqs, option.pools, *demand.mean_lengths)
+    most_per_s, least_j = per_s * costs.lanes, joules * costs.gpu_count
+    return replace(option, costs=costs, most_per_s=most_per_s, least_j=least_j, idle_w=costs.idle_w)
 
 
 def _bound_steps(
@@ -712,10 +692,10 @@ def find_ceiling(
     return low, binds or "throughput"
 
 
-def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, float]) -> ServingPlan | str | None:
+def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, float]) -> ServingPlan | None:
     """Find the fewest replicas that keep all bounds; None where a plan would rank behind ``most``.
 
-    A sentence says why no number of replicas does.
+    Raises a sentence that says why no number of replicas does.
     """
     spare, peak_per_s = demand.spare_replicas, demand.rate_per_s * (1.0 + demand.headroom)
     option = saturate_option(demand, option)
@@ -750,12 +730,13 @@ def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, fl
         if not failed:
             alone = serve_rate(demand, option, 1e-3 * option.most_per_s)[1]
             if alone:
-                return f"{option}: {alone} cannot be met even by a single request."
+                raise BadInput(f"{option}: {alone} cannot be met even by a single request.")
         low, failed = needed, tried
         needed = made.replicas - spare if made is not None else max(needed + 1, math.ceil(1.4 * needed))
     made = replace(made, failed_per_s=peak_per_s / low if failed else math.inf, failed=failed)
     if made.power_w > demand.site_power_w:
-        return f"{option}: {units.show(made.power_w, 'W')} is over the site's {units.show(demand.site_power_w, 'W')}."
+        drawn, most_w = units.show(made.power_w, "W"), units.show(demand.site_power_w, "W")
+        raise BadInput(f"{option}: {drawn} is over the site's {most_w}.")
     return made
 
 

@@ -36,8 +36,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.serving.arrivals import NO_PREFIX, Counts, Trace
-from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.arrivals import NO_PREFIX, Trace
+from wattcast.serving.step_costs import StepCosts, StepShape
 
 SEGMENT_COLUMNS = (
     *("begin_s", "first_output_s", "last_output_s", "device_begin_s", "device_end_s", "steps", "decodes", "prompts"),
@@ -59,16 +59,13 @@ class EngineSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_batched_tokens", "max_seqs"):
-            if not 1 <= getattr(self, name) <= 1 << 20:
-                raise bad_value(name, f"from 1 to {1 << 20}", getattr(self, name))
+        ranges = {"max_batched_tokens": (1, 1 << 20), "max_seqs": (1, 1 << 20), "speculative_tokens": (0, 64)}
+        ranges |= {"prefix_hit_rate": (0, 1), "acceptance_rate": (0, 1)}
+        for name, (least, most) in ranges.items():
+            if not least <= getattr(self, name) <= most:
+                raise bad_value(name, f"from {least} to {most}", getattr(self, name))
         if self.max_seqs * (1 + self.speculative_tokens) > self.max_batched_tokens:
             raise bad_value("max_batched_tokens", "a token for each of max_seqs sequences", self.max_batched_tokens)
-        for name in ("prefix_hit_rate", "acceptance_rate"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise bad_value(name, "from 0 to 1", getattr(self, name))
-        if not 0 <= self.speculative_tokens <= 64:
-            raise bad_value("speculative_tokens", "from 0 to 64", self.speculative_tokens)
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,11 @@ def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False)
     """
     prompt = trace.prompt_tokens
     shared = np.floor(settings.prefix_hit_rate * prompt).astype(np.int64)
-    if (trace.prefix_id != NO_PREFIX).any():
-        shared = np.maximum(shared, _shared_prefixes(trace))
+    if (grouped := trace.prefix_id != NO_PREFIX).any():
+        group = trace.prefix_id[grouped]
+        shortest = np.full(group.max() + 1, np.iinfo(np.int64).max)
+        np.minimum.at(shortest, group, prompt[grouped])
+        shared[grouped] = np.maximum(shared[grouped], shortest[group] // 16 * 16)
     shared = np.minimum(shared, prompt - 1)
     steps = (trace.output_tokens - 1).astype(np.float64)
     if settings.speculative_tokens:
@@ -116,17 +116,6 @@ def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False)
         growth.tolist(),
         carried,
     )
-
-
-def _shared_prefixes(trace: Trace) -> Counts:
-    """Return the tokens of each request's prefix, 0 for requests without one."""
-    shared = trace.prefix_id != NO_PREFIX
-    count = int(trace.prefix_id.max()) + 1
-    shortest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, trace.prefix_id[shared], trace.prompt_tokens[shared])
-    found = np.zeros(len(trace), dtype=np.int64)
-    found[shared] = shortest[trace.prefix_id[shared]] // 16 * 16
-    return found
 
 
 def govern_steps(
@@ -165,18 +154,12 @@ def predict_steady_step(
 
     ``chunks`` are prompt tokens and the tokens computed before them; ``admitted`` requests come in with each step.
     """
-    host = costs.host
+    host, sequences = costs.host, decodes + len(chunks)
     tokens = decodes + sum(tokens for tokens, _ in chunks)
-    launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
-    if tokens > host.capture_sizes[-1]:
-        launch_s += host.launch_loose_layer_s * costs.loose_layers
-    elif chunks:
-        launch_s += host.launch_same_layer_s * costs.layers
-    sequences = decodes + len(chunks)
+    launch_s = costs.launch_s(tokens, decodes, host.launch_same_layer_s if chunks else 0.0)
     other_s = host.schedule_s + host.schedule_per_sequence_s * sequences + host.admit_s * admitted
     host_s = launch_s + other_s + host.output_s + host.output_per_sequence_s * sequences
-    cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + len(chunks))
-    return govern_steps(costs, cost, 1, host_s)
+    return govern_steps(costs, costs.mixed_cost(tokens, decodes, context, chunks, sequences), 1, host_s)
 
 
 @dataclass(frozen=True)
@@ -193,24 +176,15 @@ class ReplicaRun:
 
 
 @dataclass(slots=True)
-class _Prompt:
-    """A request whose prompt is being computed."""
+class _ActiveRequest:
+    """A request in the engine: its prompt is computed, then it decodes."""
 
     request: int
-    done: int  # tokens computed, or found in the cache
-    left: int
-    reserved: int  # tokens of cache it holds
-    shared: int  # tokens found in the cache
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request that decodes."""
-
-    request: int
-    context: float  # tokens it attended to when its decoding began
-    shared: int  # of these, held in the cache for others too
-    begun: int  # decode step at which it began
+    shared: int  # tokens found in the cache, which others hold too
+    context: float  # tokens computed or found so far; of one that decodes, those it attended to at first
+    left: int  # tokens of the prompt that are to be computed
+    reserved: int  # tokens of cache that its prompt holds
+    begun: int = 0  # decode step at which it began to decode
 
 
 @cache
@@ -259,8 +233,8 @@ class EngineReplica:
         self.outstanding = 0
         self._arriving: deque[int] = deque()
         self._waiting: deque[int] = deque()
-        self._prompts: list[_Prompt] = []
-        self._running: dict[int, _Running] = {}  # in order of admission
+        self._prompts: list[_ActiveRequest] = []
+        self._running: dict[int, _ActiveRequest] = {}  # in order of admission
         self._ends: list[tuple[int, int]] = []  # decode step after which a request has all tokens, request
         self._step = 0  # decode steps so far
         self._context = 0.0  # tokens all decoding sequences attend to
@@ -342,7 +316,7 @@ class EngineReplica:
         unfilled = _UNFILLED * self.costs.block_tokens * len(self._running)
         return self._context - self._shared + unfilled + self._reserved
 
-    def _schedule_prompts(self) -> list[tuple[_Prompt, int]]:
+    def _schedule_prompts(self) -> list[tuple[_ActiveRequest, int]]:
         """Choose prompt chunks for the next step: first those begun, then requests in order of arrival."""
         settings, plan, block = self.settings, self.plan, self.costs.block_tokens
         budget = settings.max_batched_tokens - len(self._running) * self._tokens_a_step
@@ -367,10 +341,11 @@ class EngineReplica:
             self._waiting.popleft()
             self._prefixes.add(prefix)
             room -= reserved
+            prompt = _ActiveRequest(request, shared, shared, total - shared, reserved)
             if plan.carried and request not in self._again:  # nothing to compute: it decodes at once
-                self._begin_decoding(request, total, shared)
+                prompt.context = total
+                self._begin_decoding(prompt)
                 continue
-            prompt = _Prompt(request, shared, total - shared, reserved, shared)
             self._reserved += reserved
             self._prompts.append(prompt)
             tokens = min(prompt.left, budget)
@@ -378,52 +353,42 @@ class EngineReplica:
             chunks.append((prompt, tokens))
         return chunks
 
-    def _begin_decoding(self, request: int, context: int, shared: int) -> None:
-        steps = self._left[request]
+    def _begin_decoding(self, prompt: _ActiveRequest) -> None:
+        request, steps = prompt.request, self._left[prompt.request]
         if steps <= 0:
             self._last.append(request)
             self.outstanding -= 1
             return
-        self._running[request] = _Running(request, context + 1.0, shared, self._step)
-        self._context += context + 1.0
-        self._shared += shared
+        prompt.context, prompt.begun = prompt.context + 1.0, self._step
+        self._running[request] = prompt
+        self._context += prompt.context
+        self._shared += prompt.shared
         self._growth += self.plan.growth[request]
         heapq.heappush(self._ends, (self._step + steps, request))
 
-    def _advance_prompts(self, chunks: list[tuple[_Prompt, int]]) -> None:
+    def _advance_prompts(self, chunks: list[tuple[_ActiveRequest, int]]) -> None:
         """Simulate one step that holds prompt chunks beside the decodes."""
         costs, host = self.costs, self.costs.host
         decodes = len(self._running)
         sizes, prompt_tokens, ended = [], 0, 0
         for prompt, tokens in chunks:
-            sizes.append((tokens, prompt.done))
+            sizes.append((tokens, prompt.context))
             prompt_tokens += tokens
-            prompt.done += tokens
+            prompt.context += tokens
             prompt.left -= tokens
             ended += prompt.left == 0
         total = prompt_tokens + decodes * self._tokens_a_step
         sampled = decodes * self._tokens_a_step + ended
         asked = (total, decodes, self._context / decodes if decodes else 0.0, sizes, sampled)
-        if total > host.capture_sizes[-1]:
-            layers_s = host.launch_loose_layer_s * costs.loose_layers
-        else:
-            layers_s = host.launch_layer_s * costs.layers
-        launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes + layers_s * next(self._factors)
+        launch_s = costs.launch_s(total, decodes, host.launch_layer_s, next(self._factors))
         begin_s, device_begin_s = self.now_s, self.device_s
         launch_begin_s = begin_s + host.schedule_s + host.schedule_per_sequence_s * (decodes + len(chunks))
         launch_end_s = launch_begin_s + launch_s
         output_s = max(launch_end_s, device_begin_s) + host.output_s + host.output_per_sequence_s * decodes
         start_s = max(device_begin_s, launch_begin_s)
-        floor_s = launch_end_s - start_s
-        step_s, energy_j, within = self._try_top_clock(*costs.mixed_at_top(*asked), 1, floor_s)
-        if not within:
-            step_s, energy_j = govern_steps(costs, costs.mixed_cost(*asked), 1, floor_s, self._mean_w)
+        step_s, energy_j = self._run_steps(costs.cost_at_top(*asked), asked, 1, launch_end_s - start_s)
         energy_j += costs.waiting_w * (start_s - device_begin_s)
-        self.device_s = start_s + step_s
-        self._after_prompts = True
-        self._note_power(energy_j, self.device_s - device_begin_s)
-        self._hand_out(output_s)
-        self.now_s = output_s
+        self.device_s, self._after_prompts = start_s + step_s, True
         self._record(begin_s, output_s, output_s, device_begin_s, 1, decodes, len(chunks), prompt_tokens, energy_j)
         self._context += self._growth
         self._step += 1
@@ -434,7 +399,7 @@ class EngineReplica:
                 self._reserved -= prompt.reserved
                 if self._again.pop(prompt.request, None) is None:
                     self._first.append(prompt.request)
-                self._begin_decoding(prompt.request, prompt.done, prompt.shared)
+                self._begin_decoding(prompt)
             self._prompts = [prompt for prompt in self._prompts if prompt.left]
 
     def _advance_decodes(self, until_s: float) -> None:
@@ -452,11 +417,9 @@ class EngineReplica:
         if self._growth > 0:
             most = max(min(most, int(room / self._growth)), 1)
         context, tokens = self._context / decodes, decodes * self._tokens_a_step
-        step_s, step_j = costs.decode_at_top(tokens, decodes, context)
-        launch_s = host.launch_graph_s + host.launch_graph_per_sequence_s * decodes
-        if tokens > host.capture_sizes[-1]:
-            launch_s += host.launch_loose_layer_s * costs.loose_layers
-        launch_s += host.schedule_s + host.schedule_per_sequence_s * decodes
+        cost = costs.cost_at_top(tokens, decodes, context, (), tokens)
+        step_s = cost.real
+        launch_s = costs.launch_s(tokens, decodes) + host.schedule_s + host.schedule_per_sequence_s * decodes
         handing_s = host.output_s + host.output_per_sequence_s * decodes
         host_s = launch_s + handing_s
         begin_s, device_begin_s = self.now_s, self.device_s
@@ -472,21 +435,15 @@ class EngineReplica:
             steps = min(most, 2 + max(math.ceil((min(event_s, until_s) - second_s) / max(step_s, host_s)), 0))
         later = context + self._growth / decodes * (steps - 1)
         if steps > 1:
-            last_s, last_j = costs.decode_at_top(tokens, decodes, later)
-            step_s, step_j = 0.5 * (step_s + last_s), 0.5 * (step_j + last_j)
-        floor_s = host_s * (steps - 1) + min(step_s, host_s)
-        span_s, energy_j, within = self._try_top_clock(step_s, step_j, steps, floor_s)
-        if not within:
-            middle = costs.decode_cost(tokens, decodes, 0.5 * (context + later))
-            span_s, energy_j = govern_steps(costs, middle, steps, floor_s, self._mean_w)
+            cost = 0.5 * (cost + costs.cost_at_top(tokens, decodes, later, (), tokens))
+        floor_s = host_s * (steps - 1) + min(cost.real, host_s)
+        middle = (tokens, decodes, 0.5 * (context + later), (), tokens)
+        span_s, energy_j = self._run_steps(cost, middle, steps, floor_s)
         self.device_s = start_s + span_s
         last_output_s = first_output_s
         if steps > 1:
             last_output_s = max(first_output_s + host_s * (steps - 1), self.device_s - span_s / steps + handing_s)
         energy_j += costs.waiting_w * (start_s - device_begin_s)
-        self._note_power(energy_j, self.device_s - device_begin_s)
-        self._hand_out(first_output_s)
-        self.now_s = last_output_s
         self._record(begin_s, first_output_s, last_output_s, device_begin_s, steps, decodes, 0, 0, energy_j)
         self._context += self._growth * steps
         self._step += steps
@@ -504,7 +461,7 @@ class EngineReplica:
             self._last.append(request)
             self.outstanding -= 1
 
-    def _drop(self, running: _Running) -> None:
+    def _drop(self, running: _ActiveRequest) -> None:
         request = running.request
         growth = self.plan.growth[request]
         self._context -= running.context + growth * (self._step - running.begun)
@@ -525,31 +482,27 @@ class EngineReplica:
         self._waiting.appendleft(request)
         self.preemptions += 1
 
-    def _try_top_clock(self, step_s: float, step_j: float, steps: int, floor_s: float) -> tuple[float, float, bool]:
-        """Return time and energy of ``steps`` steps at the top clock, and whether the governor lets them run so."""
-        costs = self.costs
-        span_s, energy_j = step_s * steps, step_j * steps
+    def _run_steps(self, at_top: complex, asked: StepShape, steps: int, floor_s: float) -> tuple[float, float]:
+        """Return time and energy of ``steps`` steps: ``at_top`` clock where the governor lets them run so."""
+        costs, span_s, energy_j = self.costs, at_top.real * steps, at_top.imag * steps
         if floor_s > span_s:
             energy_j += costs.waiting_w * (floor_s - span_s)
             span_s = floor_s
         limit_w, power_w = costs.limit_w, energy_j / span_s
         if power_w <= limit_w and self._mean_w <= limit_w:
-            return span_s, energy_j, True
+            return span_s, energy_j
         kept = math.exp(-span_s / costs.host.governor_s)
-        return span_s, energy_j, self._mean_w * kept + power_w * (1.0 - kept) <= limit_w
-
-    def _note_power(self, energy_j: float, span_s: float) -> None:
-        if span_s > 0.0:
-            kept = math.exp(-span_s / self.costs.host.governor_s)
-            self._mean_w = self._mean_w * kept + energy_j / span_s * (1.0 - kept)
+        if self._mean_w * kept + power_w * (1.0 - kept) <= limit_w:
+            return span_s, energy_j
+        return govern_steps(costs, costs.mixed_cost(*asked), steps, floor_s, self._mean_w)
 
     def _pause(self, until_s: float, drained_s: float) -> None:
         """Let the engine idle until the next arrival; the last tokens were handed out at ``drained_s``."""
         idle_s, begin_s = max(until_s - self.device_s, 0.0), self.device_s
         self.device_s += idle_s
-        self._note_power(self.costs.idle_w * idle_s, idle_s)
+        now_s = max(self.now_s, until_s)
         self._record(until_s, drained_s, drained_s, begin_s, 0, 0, 0, 0, self.costs.idle_w * idle_s)
-        self.now_s = max(self.now_s, until_s)
+        self.now_s = now_s
 
     def _hand_out(self, moment_s: float) -> None:
         """Note the moment at which tokens of the step before reach their requests."""
@@ -570,6 +523,12 @@ class EngineReplica:
         prompt_tokens: int,
         energy_j: float,
     ) -> None:
+        """Record a run of equal steps that ends at ``device_s``, and hand out the tokens of the step before."""
+        self._hand_out(first_output_s)
+        self.now_s, span_s = last_output_s, self.device_s - device_begin_s
+        if span_s > 0.0:
+            kept = math.exp(-span_s / self.costs.host.governor_s)
+            self._mean_w = self._mean_w * kept + energy_j / span_s * (1.0 - kept)
         context = self._context / decodes if decodes else 0.0
         used = self._cache_used() / self.costs.cache_tokens
         times = (begin_s, first_output_s, last_output_s, device_begin_s, self.device_s)

@@ -7,6 +7,7 @@ one graph a layer; a larger step launches every operator by itself.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,12 +76,12 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
             raise bad_value(str(folder), "a folder that `measure engine` wrote", f"no {missing[0]} in it")
     known = load_engine_records(out) if (out / STEPS_FILE).exists() else EngineRecords((), (), ())
     by_id = {row["id"]: row for row in known.rows}
-    requests: dict[str, dict[int, Plain]] = {}
+    requests: dict[str, dict[int, Plain]] = defaultdict(dict)
+    steps: dict[str, list[Plain]] = defaultdict(list)
     for row in known.requests:
-        requests.setdefault(row["run"], {})[row["number"]] = row
-    steps: dict[str, list[Plain]] = {}
+        requests[row["run"]][row["number"]] = row
     for row in known.serving_steps:
-        steps.setdefault(row["run"], []).append(row)
+        steps[row["run"]].append(row)
     for folder in folders:
         cards = {run["run"]: run.get("card_uuid", "") for run in read_lines(folder / "runs.jsonl")}
         for row in read_lines(folder / "rows.jsonl"):
@@ -116,38 +117,36 @@ def _lines_of_rows(path: Path, by_id: Mapping[str, Plain]) -> list[Plain]:
 
 
 def _flatten_row(row: Plain) -> Plain:
-    """Turn nested values into columns (``ttft_s.p50``) or text, so that a table can hold them."""
+    """Turn nested values into columns (``ttft_s.p50``) or text, so that a table can hold them.
+
+    Prompt chunks are written as ``tokens@context:milliseconds``, with blanks between.
+    """
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if name in _LONG_COLUMNS:
-            continue
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
-        elif isinstance(value, list):
-            flat[name] = " ".join(str(item) for item in value) if name != "groups" else _groups_text(value)
-        else:
-            flat[name] = value
+        match value:
+            case _ if name in _LONG_COLUMNS:
+                continue
+            case dict():
+                flat |= {f"{name}.{key}": item for key, item in value.items()}
+            case list() if name == "groups":
+                flat[name] = " ".join(
+                    f"{of['prompt_tokens']:.0f}@{of['prompt_context']:.0f}:{1e3 * (of['device_median_s'] or 0):.4f}"
+                    for of in value
+                )
+            case list():
+                flat[name] = " ".join(map(str, value))
+            case _:
+                flat[name] = value
     return flat
 
 
-def _groups_text(groups: list[Plain]) -> str:
-    """Write prompt chunks as ``tokens@context:milliseconds``, with blanks between."""
-    return " ".join(
-        f"{group['prompt_tokens']:.0f}@{group['prompt_context']:.0f}:{1e3 * (group['device_median_s'] or 0.0):.4f}"
-        for group in groups
-    )
-
-
 def _with_same_keys(rows: list[Plain]) -> list[Plain]:
+    """Return rows that all have the same columns, of whole numbers or of none."""
     names = dict.fromkeys(name for row in rows for name in row)
-    whole = {name for name in names if all(isinstance(row.get(name), (int, type(None))) for row in rows)}
+    broken = {name for name in names if any(isinstance(row.get(name), float) for row in rows)}
     return [
-        {name: _as_float(row.get(name)) if name not in whole else row.get(name) for name in names} for row in rows
+        {n: float(v) if n in broken and type(v := row.get(n)) is int else row.get(n) for n in names} for row in rows
     ]
-
-
-def _as_float(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Every request and every run of equal steps is kept; percentiles, power over time
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,7 @@ class LatencyBound:
 
     def measure(self, result: ServingResult) -> float:
         """Return the percentile of a simulated run."""
-        values = result.ttft_s if self.quantity == "ttft" else result.tpot_s
+        values = getattr(result, f"{self.quantity}_s")
         known = values[np.isfinite(values)]
         return float(np.percentile(known, self.percentile or 50.0)) if known.size else 0.0
 
@@ -172,23 +172,18 @@ class ServingResult:
         """Power that is not exceeded in 95 % of the time, over intervals of 0.1 s."""
         return float(np.percentile(self.power_over_time(POWER_INTERVAL_S)[1], 95))
 
-    @property
+    @cached_property
     def good_share(self) -> float:
         """Share of requests that kept the latency bounds, whichever percentile they are of."""
-        return float(self._good.mean())
-
-    @cached_property
-    def _good(self) -> npt.NDArray[np.bool_]:
-        tpot_s = np.nan_to_num(self.tpot_s, nan=0.0)
         good = np.ones(self.requests, dtype=bool)
         for bound in self.bounds:
-            good &= (self.ttft_s if bound.quantity == "ttft" else tpot_s) <= bound.seconds
-        return good
+            good &= np.nan_to_num(getattr(self, f"{bound.quantity}_s"), nan=0.0) <= bound.seconds
+        return float(good.mean())
 
     @property
     def goodput_per_s(self) -> float:
         """Requests per second that kept the latency bounds."""
-        return float(self._good.sum()) / self.length_s
+        return self.good_share * self.requests / self.length_s
 
     def power_over_time(self, interval_s: float) -> tuple[Array, Array]:
         """Return the start of each interval and the mean power of all GPUs in it.
@@ -264,7 +259,7 @@ class ServingResult:
             "output_tokens": self.output_tokens,
             "ttft_s": percentiles(self.ttft_s),
             "tpot_s": percentiles(self.tpot_s),
-            "inter_token_s": weighted_percentiles(gap_s, weight),
+            "inter_token_s": percentiles(gap_s, weight),
             "latency_s": percentiles(self.latency_s),
             "requests_per_s": self.requests / self.length_s,
             **take_fields(self, "output_tokens_per_s", "goodput_per_s", "good_share"),
@@ -283,7 +278,9 @@ class ServingResult:
             "queue": self._time_mean("waiting"),
             "batch": self._time_mean("decodes"),
             "cache_use": self._time_mean("cache_use"),
-            "busy_share": self._busy_share(),
+            "busy_share": min(
+                self._sum_spans(lambda run: run.segments["steps"] > 0) / (len(self.runs) * self.length_s), 1.0
+            ),
             "cost": cost,
             "cost_per_million_tokens": None if cost is None else cost / self.output_tokens * 1e6,
             "carbon_g": carbon_g,
@@ -296,18 +293,15 @@ class ServingResult:
 
     def _time_mean(self, column: str) -> dict[str, float]:
         """Return the mean over time and the most of a column, per replica."""
-        spans = [run.segments["device_end_s"] - run.segments["device_begin_s"] for run in self.runs]
-        values = [run.segments[column] for run in self.runs]
-        weighted = sum(float(value @ span) for value, span in zip(values, spans, strict=True))
-        most = max((float(value.max()) for value in values if len(value)), default=0.0)
-        return {"mean": weighted / (len(self.runs) * self.length_s), "max": most}
+        mean = self._sum_spans(lambda run: run.segments[column]) / (len(self.runs) * self.length_s)
+        most = max((float(run.segments[column].max()) for run in self.runs if len(run.segments[column])), default=0.0)
+        return {"mean": mean, "max": most}
 
-    def _busy_share(self) -> float:
-        busy_s = 0.0
-        for run in self.runs:
-            spans = run.segments["device_end_s"] - run.segments["device_begin_s"]
-            busy_s += float(spans[run.segments["steps"] > 0].sum())
-        return min(busy_s / (len(self.runs) * self.length_s), 1.0)
+    def _sum_spans(self, weigh: Callable[[ReplicaRun], npt.NDArray[Any]]) -> float:
+        """Return the time that all replicas spend in steps, each weighed."""
+        return sum(
+            float(weigh(run) @ (run.segments["device_end_s"] - run.segments["device_begin_s"])) for run in self.runs
+        )
 
     def write_requests_and_steps(self, path: Path) -> list[Path]:
         """Write every request to ``path`` and every run of steps beside it (``NAME-steps``), as Parquet."""
@@ -329,33 +323,25 @@ def write_columns(path: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
     write_table(path, [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)])
 
 
-def percentiles(values: npt.ArrayLike) -> dict[str, float]:
+def percentiles(values: npt.ArrayLike, weights: Array | None = None) -> dict[str, float]:
     """Return mean, median, 90th and 99th percentile of what is known; zeros where nothing is.
 
-    >>> percentiles([1.0, 2.0, 3.0])["p50"]
-    2.0
+    A value may stand for ``weights`` equal ones.
+
+    >>> percentiles([1.0, 2.0, 3.0])["p50"], percentiles([1.0, 5.0], np.array([9.0, 1.0]))["p50"]
+    (2.0, 1.0)
     """
     known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    if not len(known):
-        return {"mean": 0.0, **{f"p{q}": 0.0 for q in QUANTILES}}
-    found = np.percentile(known, QUANTILES)
-    return {"mean": float(known.mean()), **{f"p{q}": float(v) for q, v in zip(QUANTILES, found, strict=True)}}
-
-
-def weighted_percentiles(values: Array, weights: Array) -> dict[str, float]:
-    """Return the same of values that stand for ``weights`` equal ones each.
-
-    >>> weighted_percentiles(np.array([1.0, 5.0]), np.array([9.0, 1.0]))["p50"]
-    1.0
-    """
-    if not len(values):
-        return percentiles([])
-    order = np.argsort(values)
-    sums = np.cumsum(weights[order])
-    places = np.searchsorted(sums, np.array(QUANTILES) / 100 * sums[-1])
-    found = values[order][np.minimum(places, len(values) - 1)]
-    mean = float(values @ weights / weights.sum())
+    mean, found = 0.0, np.zeros(len(QUANTILES))
+    if weights is None:
+        known = known[np.isfinite(known)]
+    if len(known) and weights is None:
+        mean, found = float(known.mean()), np.percentile(known, QUANTILES)
+    elif len(known) and weights is not None:
+        order = np.argsort(known)
+        sums = np.cumsum(weights[order])
+        places = np.searchsorted(sums, np.array(QUANTILES) / 100 * sums[-1])
+        mean, found = float(known @ weights / weights.sum()), known[order][np.minimum(places, len(known) - 1)]
     return {"mean": mean, **{f"p{q}": float(v) for q, v in zip(QUANTILES, found, strict=True)}}
 
 
@@ -370,15 +356,11 @@ def print_serving(console: Console, result: ServingResult) -> None:
     gpus = f"{found['gpu_count']} x {found['gpu']}" if found["gpu_count"] > 1 else found["gpu"]
     title = f"{found['model']} on {gpus}: {found['requests']:,} requests in {units.show(found['length_s'], 's', 3)}"
     print_answers(console, title, _list_answers(found, result))
-    latencies = new_table("latency", "p50", "p90", "p99", "mean")
-    for name, label in (
-        ("ttft_s", "time to first token"),
-        ("tpot_s", "time per output token"),
-        ("inter_token_s", "between two tokens"),
-        ("latency_s", "whole request"),
-    ):
-        latencies.add_row(label, *(units.show(found[name][key], "s", 3) for key in ("p50", "p90", "p99", "mean")))
-    console.print(latencies)
+    names = {"ttft_s": "time to first token", "tpot_s": "time per output token"}
+    names |= {"inter_token_s": "between two tokens", "latency_s": "whole request"}
+    keys = ("p50", "p90", "p99", "mean")
+    rows = [(label, *(units.show(found[name][key], "s", 3) for key in keys)) for name, label in names.items()]
+    console.print(new_table("latency", *keys, rows=rows))
     print_notes(console, found["assumptions"])
 
 

@@ -91,9 +91,7 @@ def simulate(
     ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds`` repeats it all with other
     arrivals, lengths and launch times, or a given trace with other launch times.
     """
-    spec = find_model(model)
-    if spec is None or spec.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
+    spec = find_language_model(model)
     counts = (("replicas", replicas, 1), ("prefill_replicas", prefill_replicas, 0), ("seeds", seeds, 1))
     for name, value, least in counts:
         if isinstance(value, bool) or not least <= value <= 4096:
@@ -103,12 +101,10 @@ def simulate(
     cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
     accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
     speed = units.parse_amount(transfer, "byte/s", "transfer", inclusive=False)
-    bounds = parse_both_bounds(ttft, tpot)
-    money = parse_prices(**prices)
+    bounds, money = parse_both_bounds(ttft, tpot), parse_prices(**prices)
     if (trace is None) == (rate is None):
-        raise bad_value(
-            "simulate", "either a rate or a trace (--rate, --trace)", "both" if rate is not None else "neither"
-        )
+        found = "both" if rate is not None else "neither"
+        raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", found)
     settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
     shared: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
     shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
@@ -142,13 +138,19 @@ def simulate(
         costs = replace(costs, cache_tokens=cache_tokens)
     transfer_s_per_token = costs.count_transfer_s(speed) if prefill_replicas else 0.0
     layout = (replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
-    found = [serve_trace(t, costs, replace(settings, seed=seed + i), *layout) for i, t in enumerate(traces)]
-    first = found[0]
-    return replace(
-        first,
-        seed_spread=_spread_over_seeds(found) if seeds > 1 else {},
-        model_interval=_predictor_interval(spec, chip, options, first),
-    )
+    runs = [serve_trace(t, costs, replace(settings, seed=seed + i), *layout) for i, t in enumerate(traces)]
+    figures = [run.headline for run in runs]
+    spread = {name: (min(one[name] for one in figures), max(one[name] for one in figures)) for name in figures[0]}
+    interval = _predictor_interval(spec, chip, options, runs[0])
+    return replace(runs[0], seed_spread=spread if seeds > 1 else {}, model_interval=interval)
+
+
+def find_language_model(model: str | Path | ModelSpec) -> ModelSpec:
+    """Return a language model by its name or file, or raise an error that says what else it is."""
+    spec = model if isinstance(model, ModelSpec) else find_model(model)
+    if spec is None or spec.kind is not ModelKind.LANGUAGE:
+        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
+    return spec
 
 
 def serve_trace(
@@ -171,27 +173,16 @@ def serve_trace(
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
     replicas, prefill_replicas = replicas * costs.lanes, prefill_replicas * costs.lanes
     if prefill_replicas:
-        runs, first_s, last_s = _serve_apart(
-            trace, costs, settings, replicas, router, prefill_replicas, transfer_s_per_token
-        )
+        shared = (replicas, router, prefill_replicas, transfer_s_per_token)
+        runs, first_s, last_s = _serve_apart(trace, costs, settings, *shared)
         notes.append("prompts are computed on engines of their own; a full decode engine does not hold them back")
     else:
         plan = plan_requests(trace, settings, carried)
         runs, first_s, last_s = _serve_together(trace, plan, costs, settings, replicas, router)
     if settings.speculative_tokens:
         notes.append("speculative decoding: drafting itself is free, tokens a step from the acceptance rate")
-    return ServingResult(
-        costs.model,
-        costs.gpu,
-        trace,
-        first_s,
-        last_s,
-        tuple(runs),
-        bounds,
-        prices or Prices(),
-        tuple(dict.fromkeys(notes)),
-        lanes=costs.lanes,
-    )
+    served = (trace, first_s, last_s, tuple(runs), bounds, prices or Prices(), tuple(dict.fromkeys(notes)))
+    return ServingResult(costs.model, costs.gpu, *served, lanes=costs.lanes)
 
 
 def _serve_together(
@@ -246,12 +237,6 @@ def _serve_apart(
     last_s = last_s.copy()
     last_s[rows] = decoded_s
     return [*prefill, *decode], first_s, last_s
-
-
-def _spread_over_seeds(found: Sequence[ServingResult]) -> dict[str, tuple[float, float]]:
-    """Return the lowest and highest of the main figures over repeated draws."""
-    figures = [one.headline for one in found]
-    return {name: (min(one[name] for one in figures), max(one[name] for one in figures)) for name in figures[0]}
 
 
 def _predictor_interval(

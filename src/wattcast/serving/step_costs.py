@@ -68,6 +68,10 @@ SHORT_CONTEXT = 64  # tokens: one block of keys, whatever the spread
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
 
 
+# of a step: tokens, sequences that decode, their mean context, chunks of prompts, sequences that yield a token
+StepShape = tuple[int, int, float, Sequence[tuple[int, float]], int]
+
+
 @dataclass(frozen=True)
 class StepCosts:
     """Costs of steps of one model on one GPU of a replica. A row holds latencies, then energies, by clock."""
@@ -133,34 +137,37 @@ class StepCosts:
         """Return the seconds that the cache of a token takes to another engine."""
         return self.cache_byte_per_token * self.gpu_count / byte_per_s
 
-    def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
-        """Return the cost of a step in which ``decodes`` sequences yield ``tokens``, padded to a captured size.
+    def launch_s(self, tokens: int, decodes: int, layer_s: float = 0.0, factor: float = 1.0) -> float:
+        """Return the host's time to launch a step: a graph, and layers by themselves at ``layer_s`` each.
 
-        A sequence that only pads the graph has no context, so attention passes over it.
+        A step of more tokens than any graph holds launches every operator; ``factor`` is how long layers take now.
         """
-        return self.mixed_cost(tokens, decodes, context, (), tokens)
+        host = self.host
+        loose = tokens > host.capture_sizes[-1]
+        layers_s = host.launch_loose_layer_s * self.loose_layers if loose else layer_s * self.layers
+        return host.launch_graph_s + host.launch_graph_per_sequence_s * decodes + layers_s * factor
 
     def mixed_cost(
-        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
+        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, float]], sampled: int
     ) -> Array:
-        """Return the cost of a step with prompt ``chunks``: their tokens and the tokens computed before them.
+        """Return the cost of a step of ``tokens`` in all, padded to a captured size.
 
-        ``tokens`` are those of the whole step, ``sampled`` the sequences that yield one.
+        ``decodes`` sequences decode behind a mean ``context``; ``chunks`` are tokens of prompts and the tokens
+        computed before them; ``sampled`` sequences yield a token. A sequence that only pads the graph has no context,
+        so attention passes over it.
         """
-        tables = tuple(self._tables.values())
-        return np.asarray(self._add_costs(tables, tokens, decodes, context, chunks, sampled))
+        return np.asarray(self._add_costs(list(self._tables.values()), tokens, decodes, context, chunks, sampled))
 
-    def decode_at_top(self, tokens: int, decodes: int, context: float) -> tuple[float, float]:
-        """Return latency and energy of ``decode_cost`` at the top clock, several times as fast."""
-        return self.mixed_at_top(tokens, decodes, context, (), tokens)
+    def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
+        """Return the cost of a step in which ``decodes`` sequences yield ``tokens`` and nothing else happens."""
+        return self.mixed_cost(tokens, decodes, context, (), tokens)
 
-    def mixed_at_top(
-        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, int]], sampled: int
-    ) -> tuple[float, float]:
-        """Return latency and energy of ``mixed_cost`` at the top clock, several times as fast."""
-        seconds, joules = self._top
-        asked = (tokens, decodes, context, chunks, sampled)
-        return self._add_costs(seconds, *asked), self._add_costs(joules, *asked)
+    def cost_at_top(
+        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, float]], sampled: int
+    ) -> complex:
+        """Return ``mixed_cost`` at the top clock as seconds + i·joules, several times as fast."""
+        cost: complex = self._add_costs(self._top, tokens, decodes, context, chunks, sampled)
+        return cost
 
     def _add_costs(
         self,
@@ -168,7 +175,7 @@ class StepCosts:
         tokens: int,
         decodes: int,
         context: float,
-        chunks: Sequence[tuple[int, int]],
+        chunks: Sequence[tuple[int, float]],
         sampled: int,
     ) -> Any:
         """Add up the entries of a step, rows or numbers; beyond the last context the line of attention goes on."""
@@ -188,12 +195,9 @@ class StepCosts:
         return {name: getattr(self, name) for name in ("tokens", "head", "decode", "prompt", "prompt_slope")}
 
     @cached_property
-    def _top(self) -> tuple[list[Any], list[Any]]:
-        """Seconds and joules at the top clock as lists, which Python reads several times as fast as arrays."""
-        seconds, joules = (
-            [table[..., place].tolist() for table in self._tables.values()] for place in (0, self.clocks)
-        )
-        return seconds, joules
+    def _top(self) -> list[Any]:
+        """Seconds + i·joules at the top clock as lists, which Python reads several times as fast as arrays."""
+        return [(table[..., 0] + 1j * table[..., self.clocks]).tolist() for table in self._tables.values()]
 
 
 @dataclass(frozen=True)
