@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,6 @@ from wattcast.predictor.timeline import count_rounds, count_waves
 
 _BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
-_SINGLE_ROWS = 8192  # from which half the digits do: no model has so many distinct operators
-_SINGLE_BLOCK = 64  # of these rows at a time
-_CLOSE = 0.01  # r² below which the rounding of single precision, some 1e-6, would show in exp(-r)
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
 
@@ -42,22 +39,6 @@ def _multiply_blocks(left: Array, right: Array, out: Array) -> None:
         return
     for j in range(0, right.shape[1], wide):
         np.matmul(left, right[:, j : j + wide], out=out[:, j : j + wide])
-
-
-_SHIFT = 14  # bits of a number in single precision that do not decide its place among ``_decay_lines``
-
-
-@cache
-def _decay_lines() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return constant and slope of lines through exp(-√x), 512 to an octave of x: 1e-7 from it, zero beyond 8,192.
-
-    Two numbers out of a table take half the time of an exponential where NumPy computes these one by one, as on Arm.
-    """
-    ends = (np.arange((140 << 23 - _SHIFT) + 1, dtype=np.int32) << _SHIFT).view(np.float32).astype(np.float64)
-    decay = np.exp(-np.sqrt(ends))
-    slope = np.append(np.diff(decay) / np.diff(ends), 0.0)
-    constant = np.append((decay - slope * ends)[:-1], 0.0)
-    return constant.astype(np.float32), slope.astype(np.float32)
 
 
 def nearness_from_squares(squares: Array) -> Array:
@@ -93,16 +74,13 @@ class GaussianProcess:
             np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1)
         )
 
-    def predict_rows(self, rows: Array, nearest_out: Array | None = None, single: bool = False) -> Array:
+    def predict_rows(self, rows: Array, nearest_out: Array | None = None) -> Array:
         """Return the mean for each row ``(row, feature)``, columns in the order of ``features``.
 
         ``nearest_out`` takes r² of the nearest point, for ``nearness_from_squares``.
 
         r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
         middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
-        ``single`` computes in single precision, and again in double where a row lies so close to a point that the
-        rounding of r² would show: the logs of factors of 100,000 operators on an H200 move by at most 6e-5, and by
-        1e-6 on average.
         """
         table = np.empty((len(rows), len(self.features) + 2))
         scaled = np.multiply(rows, self.scale, out=table[:, :-2])
@@ -116,9 +94,7 @@ class GaussianProcess:
             points[-1] += table[0, ~varies] @ equal
             table = table[:, varies]
         nearest = np.empty(len(rows)) if nearest_out is None else nearest_out
-        if not single:
-            return self.mean + _sum_decays(table, points, weights, nearest)
-        return self.mean + _sum_decays_single(table, points, weights, nearest)
+        return self.mean + _sum_decays(table, points, weights, nearest)
 
     @cached_property
     def _distinct(self) -> tuple[Array, Array]:
@@ -182,32 +158,6 @@ def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array)
             np.maximum(square, 0.0, out=square)
         np.negative(np.sqrt(square, out=square), out=square)
         found[i : i + most] = np.exp(square, out=square) @ weights
-    return found
-
-
-def _sum_decays_single(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
-    """Return what ``_sum_decays`` does, in single precision, some rows and points at a time."""
-    (constant, slope), found = _decay_lines(), np.zeros(len(table))
-    left, right, weight = (of.astype(np.float32) for of in (table, points, weights))
-    by_point, wide = points.T.copy(), max(_UNTHREADED // (_SINGLE_BLOCK * len(points)), 64)
-    nearest_out.fill(np.inf)
-    for i in range(0, len(table), _SINGLE_BLOCK):
-        rows, low = slice(i, i + _SINGLE_BLOCK), nearest_out[i : i + _SINGLE_BLOCK]
-        for j in range(0, len(weights), wide):
-            square = left[rows] @ right[:, j : j + wide]
-            least = square.min(axis=1)
-            close = np.flatnonzero(least < _CLOSE)
-            if close.size:
-                row, point = np.nonzero(square[close] < _CLOSE)
-                row = close[row]
-                square[row, point] = np.einsum("ij,ij->i", table[i + row], by_point[j + point])
-                least[close] = square[close].min(axis=1)
-            np.minimum(low, least, out=low)
-            place = np.right_shift(square.view(np.int32), _SHIFT, dtype=np.intp)
-            decay = slope.take(place, mode="clip")
-            decay *= square
-            decay += constant.take(place, mode="clip")
-            found[rows] += decay @ weight[j : j + wide]
     return found
 
 
@@ -368,7 +318,7 @@ class LearnedFactor:
             if self.kriging is not None:
                 own = some if self._kriging_columns is None else some[:, self._kriging_columns]
                 nearest = None if nearest_out is None else nearest_out[rows]
-                smooth = self.kriging.predict_rows(own, nearest, single=len(table) >= _SINGLE_ROWS)
+                smooth = self.kriging.predict_rows(own, nearest)
                 logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
             return np.minimum(np.maximum(logs, self.low), self.high)
 
