@@ -100,11 +100,11 @@ def build_kernels(
     conditions = tuple(conditions)
     flop, sfu_op, read, written = as_columns(list(map(_operator_work, ops)))
     check_size(ops[int(np.argmax(read + written))])
-    key = ops, conditions, events
-    work = reference.kept.get(key)  # that of a workload met before is kept, since no sweep changes it
+    key = (ops, conditions, events) if len(ops) <= _MOST_OPS else None  # a million operators take seconds to hash
+    work = None if key is None else reference.kept.get(key)  # of a workload met before: no sweep changes it
     if work is None:
         work = compute_work(ops, conditions, events, reference)
-        if len(ops) <= _MOST_OPS:
+        if key is not None:
             if len(reference.kept) >= _MOST_KEPT:
                 reference.kept.pop(next(iter(reference.kept)), None)  # the oldest
             reference.kept[key] = work
