@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -18,8 +19,8 @@ from fake_gpu import FakeGpu
 from standin import StandIn, undisturbed
 from wattcast.core.errors import CannotWrite, Refused
 from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines, row_from_plain
+from wattcast.measure.campaigns import campaign_engine, operator_rows
 from wattcast.measure.campaigns import kernel_campaign as module
-from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
 from wattcast.measure.campaigns.operator_rows import KernelCampaign
@@ -189,6 +190,57 @@ def test_the_budget_ends_a_step(bench: OperatorBench, tmp_path: Path) -> None:
     campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 2.1, few=1)
     module.burst_step(campaign)
     assert campaign.counts["burst"] == 0
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(["sustained"], 28), (["sustained", "repeat-sustained"], 17)])
+def test_time_is_held_back_for_repeats_that_were_asked_for_alone(
+    steps: list[str], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 68 s of a call's budget were left unused for a repeat step that was not to come."""
+    bench: Any = SimpleNamespace(sampler=SimpleNamespace(lost=False, errors=0), run="run-1", top_clock_hz=0.0)
+
+    spent_s = [0.0]
+
+    def spend(campaign: KernelCampaign, kind: RowKind, spec: Any) -> None:
+        spent_s[0] += 3.5
+        campaign.counts[kind] += 1
+
+    for place in (module, campaign_engine):
+        monkeypatch.setattr(place, "time", SimpleNamespace(monotonic=lambda: spent_s[0]))
+    monkeypatch.setattr(module, "Sampler", lambda _: contextlib.nullcontext(bench.sampler))
+    monkeypatch.setattr(module.CampaignGpu, "open", lambda: None)
+    monkeypatch.setattr(module.OperatorBench, "open", lambda *_: bench)
+    monkeypatch.setattr(operator_rows, "find_top_clock_hz", lambda *_: 1.98e9)
+    monkeypatch.setattr(KernelCampaign, "finish", lambda self, keep_samples: self.counts)
+    monkeypatch.setattr(module, "warm_step", lambda _: None)
+    monkeypatch.setattr(module, "save_row", spend)
+    monkeypatch.setitem(module.STEPS, "repeat-sustained", lambda _: None)
+    assert module.run_kernel_campaign(tmp_path, steps, 100.0)["sustained"] == rows
+
+
+@pytest.mark.parametrize(("clocks_mhz", "waited_s"), [([1980.0], 4.0), ([1980.0] * 9 + [1200.0] * 30 + [345.0], 9.0)])
+def test_a_clock_that_does_not_fall_is_not_waited_for(
+    clocks_mhz: list[float], waited_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cards keep the top clock while a context is open, and every idle step waited 25 s for it to fall."""
+    slept, left = [0.0], [1e6 * clock for clock in clocks_mhz]
+
+    def wait(length_s: float) -> None:
+        slept[0] += length_s
+
+    def last(_: str) -> float:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: slept[0], sleep=wait))
+    monkeypatch.setattr(module, "_warm_idle_w", lambda *_: None)
+    monkeypatch.setattr(
+        operator_rows, "measure_idle_row", lambda _, name, __: KernelRow(name, RowKind.IDLE, "idle", {"op": "idle"})
+    )
+    sampler = SimpleNamespace(head=20, since=lambda _: SimpleNamespace(last=last))
+    bench: Any = SimpleNamespace(sampler=sampler, top_clock_hz=1.98e9)
+    module.idle_step(KernelCampaign(bench, tmp_path, 100.0, listed=[SPECS[0]]))
+    assert slept[0] == pytest.approx(waited_s, abs=0.3)
+    assert [row.id for row in read(tmp_path / "idle.jsonl")] == ["rest"]
 
 
 def test_a_device_lost_mid_run_stops_the_step_and_keeps_every_row(

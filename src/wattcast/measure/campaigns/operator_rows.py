@@ -7,7 +7,7 @@ share one memory pool, held open by a keeper graph, so that no row pays for allo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -373,6 +373,7 @@ class KernelCampaign(Campaign):
     after: int = 0  # operators at the head of a step's list that another machine has measured
     listed: list[OperatorSpec] | None = None  # in place of the plan
     round_: int = 1  # of the plan
+    ahead: Sequence[str] = ()  # steps that follow the present one
     fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)  # operators measured by this process, by kind
     latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
 
