@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Protocol
 
@@ -275,20 +276,22 @@ def test_the_nth_write_may_fail(
     assert call(*COMMANDS[name]).code == 0
     whole = _files(out)
     old = whole if name.startswith("pack") else dict.fromkeys(whole, BEFORE)
-    fails_at, calls = 0, 1
-    while fails_at <= calls:
+
+    def run(fails_at: int, error: int):
         shutil.rmtree(out)
         for path, data in old.items():
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             (out / path).write_bytes(data)
-        disk.disk_fails_at(fails_at, errno.EIO if fails_at % 2 else errno.ENOSPC)
-        found = call(*COMMANDS[name])
-        made = disk.disk_calls()
+        disk.disk_fails_at(fails_at, error)
+        return call(*COMMANDS[name]), disk.disk_calls()
+
+    found, calls = run(0, 0)
+    assert found.code == 0 < calls
+    around = {path for path in tmp_path.rglob("*") if out not in path.parents}
+    for fails_at, error in product(range(1, calls + 1), (errno.ENOSPC, errno.EIO)):
+        found, _ = run(fails_at, error)
+        assert {path for path in tmp_path.rglob("*") if out not in path.parents} == around
         after = {path: data for path, data in _files(out).items() if ".parts/" not in path}
-        if fails_at == 0:
-            calls = made
-            assert calls
-        fails_at += 1
         if found.code == 0:  # the folder could not be synchronised: the file itself is there, whole
             assert set(after) == set(whole)
             assert not [path for path in old if after[path] == old[path] != whole[path]]
