@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import random
 import re
 import signal
 import subprocess
@@ -211,6 +213,55 @@ def test_a_device_lost_or_hung_amid_a_run_gives_no_energy_and_exit_code_5(standi
     assert found["unmeasured_s"] > 1.0
     assert any("counter stopped" in flag for flag in found["flags"])
     assert ("device lost" in found["flags"]) == fault.startswith("lost")
+
+
+@pytest.mark.slow
+def test_a_device_away_at_a_hundred_moments_gives_no_unflagged_error_over_a_percent(standin: StandIn) -> None:
+    """Whole runs in real time, five at once; the polling loop meets the same in imagined time."""
+    code = (
+        "import json, sys\nfrom wattcast.measure.measured_run import run_command\n"
+        "run = run_command(['sh', '-c', sys.argv[1]], 'nvml')\n"
+        "print(json.dumps([run.started_s, run.shell_code, run.measurement.plain()]))"
+    )
+    chance, plain = random.Random(29), 0
+    steps = [(-10.0, 300.0), *((0.5 * i, chance.choice([200.0, 300.0, 500.0])) for i in range(400))]
+    lines = [f"at {at_s} {watts} 1980" for at_s, watts in steps]
+    for _ in range(20):
+        started = []
+        for number in range(5):
+            fault = chance.choice(["lost 0", "hang 0 60", "hang 0 0.3", "error energy 999 0 1e9"])
+            begin_s, away_s = chance.uniform(0.0, 2.5), chance.choice([chance.uniform(0.05, 2.0), 60.0])
+            own = StandIn(standin.folder, standin.script.with_name(f"own-{number}.txt"))
+            epoch_s = own.follow(*lines)
+            for name, more in (("bad", [fault]), ("good", [])):
+                own.script.with_suffix(f".{name}").write_text(
+                    "\n".join([f"epoch {epoch_s:.6f}", *lines, *more]) + "\n"
+                )
+            away = [f"mv {own.script.with_suffix('.bad')} {own.script}", f"sleep {min(away_s, 2.6 - begin_s):.3f}"]
+            back = [f"mv {own.script.with_suffix('.good')} {own.script}"] if begin_s + away_s < 2.6 else []
+            shell = "; ".join([f"sleep {begin_s:.3f}", *away, *back, f"sleep {max(2.6 - begin_s - away_s, 0.0):.3f}"])
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, shell],
+                env=os.environ | own.environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            started.append((process, epoch_s, shell))
+        for process, epoch_s, shell in started:
+            out, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, shell
+            began_s, shell_code, found = json.loads(out)
+            if not found["flags"]:
+                begin_s, end_s = began_s - epoch_s, began_s - epoch_s + found["duration_s"]
+                later_s = [at_s for at_s, _ in steps[1:]] + [math.inf]
+                drawn_j = sum(
+                    watts * max(min(until_s, end_s) - max(at_s, begin_s), 0.0)
+                    for (at_s, watts), until_s in zip(steps, later_s, strict=True)
+                )
+                assert shell_code == 0, shell
+                assert found["energy_j"] == pytest.approx(drawn_j, rel=0.01), shell
+                plain += 1
+    assert plain > 10
 
 
 def test_a_device_lost_before_its_first_step_gives_exit_code_5(standin: StandIn) -> None:

@@ -189,13 +189,21 @@ def _find_flags(
     flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
     if stepped.intervals:
         late_s, early_s = max(float(stepped.time_s[0]) - start_s, 0.0), max(end_s - float(stepped.time_s[-1]), 0.0)
+        allowed_s = max(2.0 * stepped.step_s, BUSY_S) if stepped.step_s else STOPPED_S
         for apart_s, what in ((late_s, "started {:.2f} s late"), (early_s, "stopped {:.2f} s before the end")):
-            if apart_s > (max(2.0 * stepped.step_s, BUSY_S) if stepped.step_s else STOPPED_S):
+            if apart_s > allowed_s:
                 stopped_s += apart_s
             if apart_s > CARRIED_SHARE * (end_s - start_s):
                 flags.append("counter " + what.format(apart_s))
+        counted_j = float(inside.energy_j[-1] - inside.energy_j[0]) if inside.intervals else 0.0
+        for moment_s, what in ((start_s, "start"), (end_s, "end")):
+            place = int(np.clip(np.searchsorted(stepped.time_s, moment_s), 1, len(stepped.time_s) - 1))
+            before_s, gap_s = moment_s - stepped.time_s[place - 1], np.diff(stepped.time_s)[place - 1]
+            unlike_w = np.ptp(stepped.interval_w[max(place - 2, 0) : place + 1])  # energy is linear in the gap
+            if gap_s > allowed_s and before_s * (1.0 - before_s / gap_s) * unlike_w > LATE_SHARE * counted_j:
+                flags.append(f"counter not read for {gap_s:.2f} s around the {what}")
         if stopped_s and inside.intervals and "counter_reset" not in flags:
-            flags.append(f"{inside.energy_j[-1] - inside.energy_j[0]:.0f} J counted until then")
+            flags.append(f"{counted_j:.0f} J counted until then")
     return tuple(flags), stopped_s
 
 
@@ -318,12 +326,8 @@ class MeasuredRun:
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
         device = {"name": self.identity.name, "uuid": self.identity.uuid, "driver": self.identity.driver}
-        return {
-            "command": list(self.command),
-            "exit_code": self.exit_code,
-            "device": device,
-            **self.measurement.plain(),
-        }
+        head = {"command": list(self.command), "exit_code": self.exit_code, "device": device}
+        return head | self.measurement.plain()
 
 
 def run_command(
@@ -381,8 +385,7 @@ def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) ->
         ended_s = time.monotonic()
         _await_step(sampler)
         sampler.check()
-        result = summarise_window("idle", sampler.since(0), began_s, ended_s)
-        identity = sampler.identity
+        result, identity = summarise_window("idle", sampler.since(0), began_s, ended_s), sampler.identity
     if result.unmeasured_s:
         raise Refused(f"idle: {', '.join(result.flags)}.")
     spread_w = result.power_spread_w or 0.0

@@ -200,11 +200,8 @@ def choose_patterns(spec: OperatorSpec) -> bool:
 
 def find_last_row(journal: Journal, row_id: str) -> dict[str, Any]:
     """Return the latest row on file with this id."""
-    found: dict[str, Any] = {}
-    for row in read_lines(journal.path):
-        if row.get("id") == row_id:
-            found = row
-    return found
+    found = [row for row in read_lines(journal.path) if row.get("id") == row_id]
+    return found[-1] if found else {}
 
 
 def spread_evenly(specs: list[OperatorSpec], count: int) -> list[OperatorSpec]:
