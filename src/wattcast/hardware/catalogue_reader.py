@@ -15,7 +15,7 @@ import numpy as np
 
 from wattcast.core import errors, units
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes
+from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.hardware.gpu import (
     CardUse,
@@ -61,35 +61,10 @@ class _CurveLeaf(msgspec.Struct, forbid_unknown_fields=True):
     unknown: str = ""
 
 
-# key in the file -> field of ``Gpu`` and unit
-_NUMBERS = {
-    "sm_count": ("sm_count", ""),
-    "pipes.int32_per_cycle_sm": ("pipes.int32_op_per_cycle", "op/cycle"),
-    "pipes.sfu_per_cycle_sm": ("pipes.sfu_op_per_cycle", "op/cycle"),
-    "sm.shared_capacity": ("sm.shared_byte", "byte"),
-    "sm.shared_capacity_block": ("sm.shared_byte_per_block", "byte"),
-    "sm.shared_per_cycle": ("sm.shared_byte_per_cycle", "byte/cycle"),
-    "sm.registers": ("sm.register_count", ""),
-    "sm.threads": ("sm.thread_count", ""),
-    "sm.blocks": ("sm.block_count", ""),
-    "l2.capacity": ("l2.capacity_byte", "byte"),
-    "l2.per_cycle": ("l2.byte_per_cycle", "byte/cycle"),
-    "memory.capacity": ("memory.capacity_byte", "byte"),
-    "memory.bandwidth": ("memory.byte_per_s", "byte/s"),
-    "memory.clock": ("memory.clock_hz", "Hz"),
-    "links.nvlink": ("links.nvlink_byte_per_s", "byte/s"),
-    "links.pcie": ("links.pcie_byte_per_s", "byte/s"),
-    "clocks.boost": ("clocks.boost_hz", "Hz"),
-    "clocks.max": ("clocks.max_hz", "Hz"),
-    "clocks.min": ("clocks.min_hz", "Hz"),
-    "clocks.step": ("clocks.step_hz", "Hz"),
-    "clocks.base": ("clocks.base_hz", "Hz"),
-    "power.limit": ("power.limit_w", "W"),
-    "power.min_limit": ("power.min_limit_w", "W"),
-    "power.max_limit": ("power.max_limit_w", "W"),
-}
-# without these nothing can be predicted
-_NEEDED = ("sm_count", "memory.capacity", "memory.bandwidth", "clocks.boost", "clocks.max", "power.limit")
+# where the number of a key in the file goes in ``Gpu``, and its unit; without those needed nothing can be predicted
+_NUMBERS = {row["key"]: row for row in read_shipped_table("wattcast.hardware", "gpu_fields.csv")}
+# what people say for a catalogue name; beyond these, only the names themselves are understood
+GPU_ALIASES = {row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")}
 
 
 def _make_group_type(name: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
@@ -152,6 +127,11 @@ def _resolve_gpu_name(name: str) -> str:
     return errors.resolve_name("gpu", name, gpu_names(), GPU_ALIASES)
 
 
+@cache
+def _load_by_name(name: str) -> Gpu:
+    return parse_gpu(_catalogue_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
+
+
 def load_gpu_file(path: Path) -> Gpu:
     """Return a GPU from a user's own YAML file in the form of the catalogue; its name is the file's."""
     return parse_gpu(read_bytes(path, MAX_GPU_FILE_BYTE), path.stem, path.name)
@@ -162,31 +142,8 @@ def parse_gpu(data: bytes, name: str, where: str) -> Gpu:
     return _Reader(decode_yaml(data, _GpuFile, where), where).read_gpu(name)
 
 
-# What people say for a catalogue name; beyond these, only the names themselves are understood.
-GPU_ALIASES = {
-    "h100": "h100-sxm",
-    "h100-sxm5": "h100-sxm",
-    "h200-sxm": "h200",
-    "v100": "v100-sxm",
-    "a100": "a100-sxm-80gb",
-    "a100-sxm": "a100-sxm-80gb",
-    "a100-pcie": "a100-pcie-40gb",
-    "a6000": "rtx-a6000",
-    "p100": "p100-pcie",
-    "jetson-orin": "jetson-agx-orin",
-    "titan-x": "gtx-titan-x",
-    "gv100": "quadro-gv100",
-    "tk1": "tegra-k1",
-}
-
-
 def _catalogue_folder(name: str = "catalogue") -> Any:
     return files("wattcast.hardware").joinpath(name)
-
-
-@cache
-def _load_by_name(name: str) -> Gpu:
-    return parse_gpu(_catalogue_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
 
 
 class _Reader:
@@ -199,9 +156,10 @@ class _Reader:
 
     def read_gpu(self, name: str) -> Gpu:
         file, groups = self.file, defaultdict[str, dict[str, Any]](dict)
-        for key, (field, unit) in _NUMBERS.items():
-            group, _, last = field.rpartition(".")
-            groups[group][last] = self.number(attrgetter(key)(file), key, unit, field, needed=key in _NEEDED)
+        for key, row in _NUMBERS.items():
+            group, _, last = row["field"].rpartition(".")
+            place = (key, row["unit"], row["field"])
+            groups[group][last] = self.number(attrgetter(key)(file), *place, needed=bool(row["needed"]))
         sm_count = groups[""]["sm_count"]
         if not sm_count.is_integer():
             raise bad_value(f"{self.where}: sm_count", "a whole number", sm_count)
@@ -209,12 +167,9 @@ class _Reader:
             self.number(leaf, f"clocks.memory[{i}]", "Hz", f"clocks.memory_hz[{i}]", needed=True)
             for i, leaf in enumerate(file.clocks.memory)
         ]
+        said = {key: getattr(file, key) for key in ("title", "vendor", "architecture", "compute_capability", "use")}
         return Gpu(
             name=name,
-            title=file.title,
-            vendor=file.vendor,
-            architecture=file.architecture,
-            compute_capability=file.compute_capability,
             process=self.text(file.process, "process"),
             sm_count=sm_count,
             pipes=Pipes(
@@ -232,9 +187,9 @@ class _Reader:
                 idle_w=self.curve(file.power.idle, "power.idle", "W", "power.idle_w"),
                 voltage_v=self.curve(file.power.voltage, "power.voltage", "V", "power.voltage_v"),
             ),
-            use=file.use,
             claims=self.claims,
             unknown=self.unknown,
+            **said,
         )
 
     def rates(self, leaves: dict[str, _Leaf], key: str) -> dict[Dtype, Any]:
@@ -249,36 +204,23 @@ class _Reader:
 
     def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:
         """Return a number above zero, or None where nobody published it."""
-        if self.missing(leaf.unknown, leaf.value is not None, leaf.source, key, field):
+        if self.published(leaf, key, field) is None:
             if needed:
                 raise bad_value(f"{self.where}: {key}", "a value", "unknown", "Without it nothing can be predicted.")
             return None
-        self.claim(leaf, key, field)
-        for other in leaf.disputed:
-            self.positive(other.value, unit, f"{self.where}: {key}.disputed")
-        return self.positive(leaf.value, unit, f"{self.where}: {key}")
-
-    def positive(self, text: str | float | int | None, unit: str, where: str) -> float:
-        value = units.parse(text, unit, where)
-        if value <= 0:
-            raise bad_value(where, "a number above zero", text)
+        places = [(other.value, f"{self.where}: {key}.disputed") for other in leaf.disputed]
+        for text, where in (*places, (leaf.value, f"{self.where}: {key}")):
+            if (value := units.parse(text, unit, where)) <= 0:
+                raise bad_value(where, "a number above zero", text)
         return value
 
     def text(self, leaf: _Leaf, key: str) -> str:
-        if self.missing(leaf.unknown, leaf.value is not None, leaf.source, key, key):
-            return "unknown"
-        self.claim(leaf, key, key)
-        return str(leaf.value)
-
-    def claim(self, leaf: _Leaf, key: str, field: str) -> None:
-        """Remember who published a number, and who says otherwise."""
-        others = tuple((str(d.value), self.cite(d.source, f"{key}.disputed")) for d in leaf.disputed)
-        self.claims[field] = PublishedClaim(self.cite(leaf.source, key), leaf.note, others)
+        value = self.published(leaf, key, key)
+        return "unknown" if value is None else str(value)
 
     def curve(self, leaf: _CurveLeaf, key: str, unit: str, field: str) -> ClockCurve | None:
-        if self.missing(leaf.unknown, bool(leaf.value), leaf.source, key, field):
+        if self.published(leaf, key, field) is None:
             return None
-        self.claims[field] = PublishedClaim(self.cite(leaf.source, key), leaf.note)
         if len(leaf.clock) != len(leaf.value):
             raise bad_value(f"{self.where}: {key}", f"{len(leaf.clock)} values, one a clock", len(leaf.value))
         clock = [units.parse(c, "Hz", f"{self.where}: {key}.clock[{i}]") for i, c in enumerate(leaf.clock)]
@@ -289,17 +231,23 @@ class _Reader:
             raise bad_value(f"{self.where}: {key}.clock", "rising clocks", ", ".join(leaf.clock))
         return ClockCurve(np.array(clock), np.array(value))
 
-    def missing(self, unknown: str, has_value: bool, source: str, key: str, field: str) -> bool:
-        """Return whether a leaf says that nobody published its number, which it must say with a reason."""
-        if bool(unknown) == has_value:
-            raise bad_value(
-                f"{self.where}: {key}", "either a value or `unknown: why`", "both" if unknown else "neither"
-            )
-        if has_value and not source:
-            raise bad_value(f"{self.where}: {key}", "a source beside the value", "none")
-        if unknown:
-            self.unknown[field] = unknown
-        return bool(unknown)
+    def published(self, leaf: _Leaf | _CurveLeaf, key: str, field: str) -> Any:
+        """Return the value of a leaf, remembering who published it and who says otherwise.
+
+        It is None where the leaf gives the reason why nobody published it.
+        """
+        has_value, where = leaf.value not in (None, []), f"{self.where}: {key}"
+        if bool(leaf.unknown) == has_value:
+            raise bad_value(where, "either a value or `unknown: why`", "both" if leaf.unknown else "neither")
+        if leaf.unknown:
+            self.unknown[field] = leaf.unknown
+            return None
+        if not leaf.source:
+            raise bad_value(where, "a source beside the value", "none")
+        disputed = leaf.disputed if isinstance(leaf, _Leaf) else ()
+        others = tuple((str(d.value), self.cite(d.source, f"{key}.disputed")) for d in disputed)
+        self.claims[field] = PublishedClaim(self.cite(leaf.source, key), leaf.note, others)
+        return leaf.value
 
     def cite(self, source: str, key: str) -> str:
         if source not in self.file.sources:
@@ -355,11 +303,7 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
     reader = _Reader(file, where)
 
     def read(key: str) -> Any:
-        leaf: _NodeLeaf = getattr(file, key)
-        if reader.missing(leaf.unknown, leaf.value is not None, leaf.source, key, key):
-            return None
-        reader.claim(leaf, key, key)
-        return leaf.value
+        return reader.published(getattr(file, key), key, key)
 
     count, fabric, multicast, rate = map(read, ("gpu_count", "fabric", "multicast", "network_per_gpu"))
     if type(count) is not int or count < 1:

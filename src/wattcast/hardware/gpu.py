@@ -248,14 +248,10 @@ def number_fields(node: Any, prefix: str = "") -> list[tuple[str, Sweepable]]:
 
 def list_published_numbers(gpu: Gpu) -> list[dict[str, Any]]:
     """Return every known number of a GPU with who says so, a note, and the values of sources that disagree."""
-    nobody = PublishedClaim("")
     rows = []
     for path, value in number_fields(gpu):
-        claim = gpu.claims.get(path, nobody)
-        disputed = [list(pair) for pair in claim.disputed]
-        rows.append(
-            {"field": path, "value": float(value), "source": claim.source, "note": claim.note, "disputed": disputed}
-        )
+        claim = vars(gpu.claims.get(path, PublishedClaim("")))
+        rows.append({"field": path, "value": float(value), **claim, "disputed": [*map(list, claim["disputed"])]})
     return rows
 
 

@@ -43,9 +43,9 @@ class EventDefinition:
 @cache
 def known_events() -> dict[str, EventDefinition]:
     """Return every event Wattcast knows, by name, from ``events.csv``."""
+    rows = read_shipped_table("wattcast.power", "events.csv")
     return {
-        row["event"]: EventDefinition(row["event"], row["unit"], row["kind"] == "mean", row["module"], row["meaning"])
-        for row in read_shipped_table("wattcast.power", "events.csv")
+        r["event"]: EventDefinition(r["event"], r["unit"], r["kind"] == "mean", *list(r.values())[3:]) for r in rows
     }
 
 
@@ -80,12 +80,8 @@ class Activity:
     def rate(self, event: str) -> Array:
         """Return events per second; an interval of no duration has rate zero."""
         count = self.event_values(event)
-        return np.divide(
-            count,
-            self.duration_s,
-            out=np.zeros(np.broadcast(count, self.duration_s).shape),
-            where=self.duration_s > 0,
-        )
+        nothing = np.zeros(np.broadcast(count, self.duration_s).shape)
+        return np.divide(count, self.duration_s, out=nothing, where=self.duration_s > 0)
 
     def require(self, names: Iterable[str], model: str) -> None:
         """Raise ``MissingEvents`` unless all of ``names`` are here."""
@@ -99,15 +95,9 @@ class Activity:
             )
 
 
-_TENSOR = {
-    "tensor_fp64_flop": Dtype.FP64,
-    "tensor_tf32_flop": Dtype.TF32,
-    "tensor_fp16_flop": Dtype.FP16,
-    "tensor_fp8_flop": Dtype.FP8,
-    "tensor_fp4_flop": Dtype.FP4,
-    "tensor_int8_op": Dtype.INT8,
-}
-_CUDA = {"cuda_fp64_flop": Dtype.FP64, "cuda_fp32_flop": Dtype.FP32, "cuda_fp16_flop": Dtype.FP16}
+_TENSOR = {f"tensor_{d}_flop": d for d in (Dtype.FP64, Dtype.TF32, Dtype.FP16, Dtype.FP8, Dtype.FP4)}
+_TENSOR |= {"tensor_int8_op": Dtype.INT8}
+_CUDA = {f"cuda_{d}_flop": d for d in (Dtype.FP64, Dtype.FP32, Dtype.FP16)}
 
 
 def module_utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, Array]:

@@ -23,14 +23,9 @@ from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_co
 
 _LANES = ("flane", "addlane")  # the first lane, and each further one
 # static powers of an AccelWattch architecture file: by instruction mix, first and further lanes; by memory
-STATIC_NAMES = (
-    *(
-        f"static_{mix}_{lane}"
-        for mix in ("cat1", "cat2", "cat3", "cat4", "cat5", "cat6", "light", "intadd", "intmul", "geomean")
-        for lane in _LANES
-    ),
-    *(f"static_{memory}_flane" for memory in ("shared", "l1", "l2")),
-)
+_MIX_NAMES = (*(f"cat{n}" for n in range(1, 7)), "light", "intadd", "intmul", "geomean")
+STATIC_NAMES = tuple(f"static_{mix}_{lane}" for mix in _MIX_NAMES for lane in _LANES)
+STATIC_NAMES += tuple(f"static_{memory}_flane" for memory in ("shared", "l1", "l2"))
 _UNITS = {  # kinds of units by the events that show them at work
     "add": ("int_access",),
     "mul": ("int_mul24_access", "int_mul32_access", "int_mul_access", "int_div_access"),
@@ -148,20 +143,17 @@ def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -
     overrides McPAT's number of cores, which is the architecture file's and not always the simulator's.
     """
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    whole = _read_leakage(text, r"Processor:", path.name)
-    cores = _read_leakage(text, r"Total Cores:\s*(\d+)\s*cores", path.name)
-    count = re.search(r"Total Cores:\s*(\d+)\s*cores", text)
-    assert count is not None
-    return Leakage(cores, whole - cores, float(sm_count or count[1]), gated)
-
-
-def _read_leakage(text: str, heading: str, name: str) -> float:
-    start = re.search(heading, text)
-    block = text[start.end() : start.end() + 2000].split("\n\n")[0] if start else ""
-    found = [re.search(rf"{kind} Leakage = ([\d.eE+-]+) W", block) for kind in ("Subthreshold", "Gate")]
-    if not all(found):
-        raise bad_value(name, "McPAT's listing with Subthreshold and Gate Leakage", f"none under {heading!r}")
-    return sum(float(match[1]) for match in found if match)
+    watts, count = [], sm_count or 0.0
+    for heading in (r"Processor:()", r"Total Cores:\s*(\d+)\s*cores"):
+        start = re.search(heading, text)
+        block = text[start.end() : start.end() + 2000].split("\n\n")[0] if start else ""
+        found = [re.search(rf"{kind} Leakage = ([\d.eE+-]+) W", block) for kind in ("Subthreshold", "Gate")]
+        if start is None or None in found:
+            wanted = "McPAT's listing with Subthreshold and Gate Leakage"
+            raise bad_value(path.name, wanted, f"none under {heading.removesuffix('()')!r}")
+        watts.append(sum(float(match[1]) for match in found if match))
+        count = count or float(start[1] or 0.0)
+    return Leakage(watts[1], watts[0] - watts[1], float(count), gated)
 
 
 LEAKAGE = "LEAKAGEP"
@@ -240,8 +232,11 @@ class ComponentPower(PowerModel):
     def power(self, activity: Activity) -> Power:
         """Return the watts of each component in every interval."""
         activity.require(self.required_events, "component power")
-        clock = self._relative_clock(activity)
-        voltage = self._relative_voltage(activity)
+        clock, voltage = np.ones(()), self._relative_voltage(activity)
+        if activity.at.clock_hz is not None:
+            clock = np.asarray(activity.at.clock_hz, dtype=np.float64) / self.reference_clock_hz
+        elif any(t.drive is Drive.DUTY for t in self.terms) or any(p.clocked for p in self.part_list):
+            raise bad_value("activity.at.clock_hz", "the core clock of each interval", None)
         shape = np.broadcast_shapes(
             activity.duration_s.shape, activity.value.shape[:-1], np.shape(clock), np.shape(voltage)
         )
@@ -263,28 +258,21 @@ class ComponentPower(PowerModel):
         driven = {term.part for term in kept}
         undriven = {term.part for term in self.terms} - driven
         static_lost = self.static is not None and not set(EVENTS) <= visible
-        lost = tuple(
-            p.name for p in self.part_list if (p.name in undriven and not p.constant_w) or (p.static and static_lost)
-        )
-        partial = tuple(
-            dict.fromkeys(t.part for t in self.terms if t.event not in visible and t.part not in lost and t.value > 0)
-        )
-        model = replace(
-            self,
-            terms=tuple(term for term in kept if term.part not in lost),
-            part_list=tuple(p for p in self.part_list if p.name not in lost),
-            static=None if static_lost else self.static,
-        )
-        return model, lost, partial
+        unseen = [
+            p for p in self.part_list if (p.name in undriven and not p.constant_w) or (p.static and static_lost)
+        ]
+        lost = tuple(part.name for part in unseen)
+        partial = [t.part for t in self.terms if t.event not in visible and t.part not in lost and t.value > 0]
+        terms = tuple(term for term in kept if term.part not in lost)
+        parts = tuple(part for part in self.part_list if part not in unseen)
+        model = replace(self, terms=terms, part_list=parts, static=None if static_lost else self.static)
+        return model, lost, tuple(dict.fromkeys(partial))
 
     def original_total_w(self, power: Power, activity: Activity, left_out: Iterable[str]) -> Array:
         """Return the total that AccelWattch prints: voltage scaling has reached only the parts it adds last."""
-        voltage = self._relative_voltage(activity)
-        last = set(left_out)
-        exponents = [0 if p.name in last else p.voltage_exponent for p in self.part_list]
-        total = np.zeros(power.part_w.shape[:-1])
-        for column, exponent in enumerate(exponents):
-            total += power.part_w[..., column] / voltage**exponent
+        voltage, last, total = self._relative_voltage(activity), set(left_out), np.zeros(power.part_w.shape[:-1])
+        for column, part in enumerate(self.part_list):
+            total += power.part_w[..., column] / voltage ** (0 if part.name in last else part.voltage_exponent)
         return total
 
     def to_plain(self) -> dict[str, Any]:
@@ -306,15 +294,16 @@ class ComponentPower(PowerModel):
     def _part(self, part: Part, activity: Activity, clock: Array, voltage: Array, out: Array) -> None:
         """Fill ``out`` with one part's watts; joules are added up before the one division by time."""
         out[...] = 0.0
-        counts = [t for t in self.terms if t.part == part.name and t.drive is Drive.COUNT and t.value > 0]
+        own = [t for t in self.terms if t.part == part.name and t.value > 0]
+        counts = [t for t in own if t.drive is Drive.COUNT]
         for term in counts:
             out += term.value * activity.event_values(term.event)
         if counts:
-            lasting = activity.duration_s > 0
-            np.divide(out, activity.duration_s, out=out, where=np.broadcast_to(lasting, out.shape))
-            out[~np.broadcast_to(lasting, out.shape)] = 0.0
-        for term in self.terms:
-            if term.part == part.name and term.drive is not Drive.COUNT and term.value > 0:
+            lasting = np.broadcast_to(activity.duration_s > 0, out.shape)
+            np.divide(out, activity.duration_s, out=out, where=lasting)
+            out[~lasting] = 0.0
+        for term in own:
+            if term.drive is not Drive.COUNT:
                 mean = activity.event_values(term.event)
                 if term.drive is Drive.DUTY:
                     mean = (mean if self.duty_cap is None else np.minimum(mean, self.duty_cap)) * clock
@@ -325,14 +314,6 @@ class ComponentPower(PowerModel):
             out += self.static.at(activity)
         if part.voltage_exponent:
             out *= voltage**part.voltage_exponent
-
-    def _relative_clock(self, activity: Activity) -> Array:
-        needs = any(t.drive is Drive.DUTY for t in self.terms) or any(p.clocked for p in self.part_list)
-        if activity.at.clock_hz is None:
-            if needs:
-                raise bad_value("activity.at.clock_hz", "the core clock of each interval", None)
-            return np.ones(())
-        return np.asarray(activity.at.clock_hz, dtype=np.float64) / self.reference_clock_hz
 
     def _relative_voltage(self, activity: Activity) -> Array:
         if activity.has("core_voltage"):

@@ -399,7 +399,6 @@ def parse_saved_model(data: bytes, where: str) -> SavedModel:
     except BadInput as error:
         raise BadInput(f"{where}: model: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise bad_value(
-            f"{where}: model", f"coefficients of kind {file.kind}", f"{type(error).__name__}: {error}"
-        ) from None
+        said = f"{type(error).__name__}: {error}"
+        raise bad_value(f"{where}: model", f"coefficients of kind {file.kind}", said) from None
     return SavedModel(file.name, model, file.provenance, file.error_percent, tuple(file.notes), file.scaling)
