@@ -159,6 +159,20 @@ class Program:
             self.sections.append(ProgramSection(label, repeat, tape, adopted, outputs, tape.entries))
         return outputs
 
+    def stack(
+        self,
+        embed: Callable[[Tape], Tensor | Sequence[Tensor]],
+        layer: Callable[..., Tensor],
+        head: Callable[..., Tensor],
+        repeat: int,
+        kept: int = 0,
+    ) -> Program:
+        """Trace an embedding, ``repeat`` equal layers and a head, which also gets ``kept`` of the layers' inputs."""
+        given = self.section("embedding", embed)
+        (x,) = self.section("layers", layer, *given, repeat=repeat)
+        self.section("head", head, x, *given[1 : 1 + kept])
+        return self
+
     def differentiate(self) -> None:
         """Fill in every section's backward operators, last section first."""
         waiting: dict[int, Tensor] = {}

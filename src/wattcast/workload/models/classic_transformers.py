@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
@@ -28,27 +29,18 @@ class GptDims:
     tied: bool = True
     dropout: float = 0.1
 
-    @property
-    def dim(self) -> int:
-        """Elements of a head."""
-        return self.hidden // self.heads
-
-    @property
-    def gpt2(self) -> bool:
-        """Whether this is GPT-2, which stores weights as ``[in, out]``; else OPT."""
-        return self.style == "gpt2"
-
 
 def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
-    """Trace one pass over ``run.length`` new tokens a sequence.
+    """Trace one pass over ``run.length`` new tokens a sequence; GPT-2 stores weights as ``[in, out]``.
 
     An engine merges the products of queries, keys and values, and runs one kernel for each of the rest.
     """
-    program, heads, p = run.new_program(), dims.heads // run.tp, dims.dropout
+    program, heads, p, gpt2 = run.new_program(), dims.heads // run.tp, dims.dropout, dims.style == "gpt2"
+    dim = dims.hidden // dims.heads
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-        if dims.gpt2:
+        if gpt2:
             layers.build_positions(tape, run)
             places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
         else:  # OPT counts its positions from an attention mask of ones, and keeps two rows more than positions
@@ -59,32 +51,31 @@ def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
             places = layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
         mask = layers.build_mask(tape, run)
         x = x + places
-        return [functional.dropout(x, p) if dims.gpt2 else x, *mask]
+        return [functional.dropout(x, p) if gpt2 else x, *mask]
 
     def attention(x: Tensor, mask: Tensor | None) -> Tensor:
-        x, width = functional.enter_parallel(x, run.tp), heads * dims.dim
-        if dims.gpt2:  # one product, and strided views of it
+        x, width = functional.enter_parallel(x, run.tp), heads * dim
+        if gpt2:  # one product, and strided views of it
             parts = list(layers.project(run, x, 3 * width, bias=True, in_major=True).split(width, width, width))
         else:  # OPT scales its queries first
             parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
             parts[0] = parts[0] * 0.125
-        q, k, v = (layers.split_heads(part, dims.dim) for part in parts)
+        q, k, v = (layers.split_heads(part, dim) for part in parts)
         k, v = layers.append_cache(run, k), layers.append_cache(run, v)
-        chance = p if dims.gpt2 else 0.0
-        out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=not dims.gpt2, p=chance)
-        out = layers.project(run, out, dims.hidden, bias=True, in_major=dims.gpt2)
+        out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=not gpt2, p=p if gpt2 else 0.0)
+        out = layers.project(run, out, dims.hidden, bias=True, in_major=gpt2)
         return functional.leave_parallel(out, run.tp)
 
     def mlp(x: Tensor) -> Tensor:
-        return layers.feed_forward(run, x, dims.intermediate, dims.activation, in_major=dims.gpt2)
+        return layers.feed_forward(run, x, dims.intermediate, dims.activation, in_major=gpt2)
 
     def layer(tape: Tape, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return layers.add_parts(run, x, p=p, attention=lambda x: attention(x, mask), mlp=mlp)
 
     def engine_layer(tape: Tape, x: Tensor) -> Tensor:
         with tape.scope("attention"):
-            fused = layers.project(run, layers.add_norm(run, x, LayerNorm), 3 * heads * dims.dim, bias=True)
-            q, k, v = layers.split_projection(fused, (heads, heads, heads), dims.dim)
+            fused = layers.project(run, layers.add_norm(run, x, LayerNorm), 3 * heads * dim, bias=True)
+            q, k, v = layers.split_projection(fused, (heads, heads, heads), dim)
             out = layers.paged_attention(run, q, k, v)
             x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
         with tape.scope("mlp"):
@@ -95,11 +86,7 @@ def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)
 
-    given = program.section("embedding", embed)
-    repeat = -(-dims.layers // stages)
-    (x,) = program.section("layers", engine_layer if run.engine else layer, *given, repeat=repeat)
-    program.section("head", head, x)
-    return program
+    return program.stack(embed, engine_layer if run.engine else layer, head, -(-dims.layers // stages))
 
 
 @dataclass(frozen=True)
@@ -133,21 +120,14 @@ def trace_t5(dims: T5Dims, run: PassSettings, stages: int = 1) -> Program:
         return feed_forward(run, x, dims.intermediate, dims.activation, bias=False)
 
     def read_layer(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
-        def attention(x: Tensor) -> Tensor:
-            return _t5_attention(dims, read, x, x, bias)
-
-        return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, mlp=mlp)
+        attention = partial(_t5_attention, dims, read, bias=bias)
+        return layers.add_parts(run, x, norm, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp)
 
     def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
         mask, heard = (given[0] if len(rest) > 1 else None), (given[-1] if source else None)
-
-        def attention(x: Tensor) -> Tensor:
-            return _t5_attention(dims, run, x, x, bias, mask, causal=True)
-
-        def cross(x: Tensor) -> Tensor:
-            return _t5_attention(dims, run, x, heard, none)
-
-        return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+        own = partial(_t5_attention, dims, run, bias=bias, mask=mask, causal=True)
+        cross = partial(_t5_attention, dims, run, source=heard, bias=none)
+        return layers.add_parts(run, x, norm, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         x = functional.dropout(norm(x), dims.dropout)
@@ -236,11 +216,6 @@ class WhisperDims:
     activation: str = "gelu"
     dropout: float = 0.0
 
-    @property
-    def dim(self) -> int:
-        """Elements of a head."""
-        return self.hidden // self.heads
-
 
 def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace the encoder once (not in decode, where its keys and values are cached) and the decoder's new tokens."""
@@ -267,21 +242,14 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Prog
         return layers.feed_forward(run, x, dims.intermediate, dims.activation)
 
     def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
-        def attention(x: Tensor) -> Tensor:
-            return _whisper_attention(dims, run, x, x, causal=False)
-
-        return layers.add_parts(run, x, p=dims.dropout, attention=attention, mlp=mlp)
+        attention = partial(_whisper_attention, dims, run, causal=False)
+        return layers.add_parts(run, x, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp)
 
     def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
         shown, heard = (given[0] if mask else None), (given[-1] if sound else None)
-
-        def attention(x: Tensor) -> Tensor:
-            return _whisper_attention(dims, run, x, x, causal=True, mask=shown, cached=True)
-
-        def cross(x: Tensor) -> Tensor:
-            return _whisper_attention(dims, run, x, heard, causal=False, cached=True)
-
-        return layers.add_parts(run, x, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+        own = partial(_whisper_attention, dims, run, causal=True, mask=shown, cached=True)
+        cross = partial(_whisper_attention, dims, run, source=heard, causal=False, cached=True)
+        return layers.add_parts(run, x, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
@@ -303,16 +271,16 @@ def _whisper_attention(
     mask: Tensor | None = None, cached: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attend with queries from ``x``; keys (without bias) and values come from ``source``, or the cache if None."""
-    width = dims.hidden // run.tp
+    width, dim = dims.hidden // run.tp, dims.hidden // dims.heads
     x = functional.enter_parallel(x, run.tp)
-    q = layers.split_heads(layers.project(run, x, width, bias=True) * 0.125, dims.dim).contiguous()
+    q = layers.split_heads(layers.project(run, x, width, bias=True) * 0.125, dim).contiguous()
     if source is None:
-        k, v = (x.tape.empty((run.batch, width // dims.dim, dims.frames, dims.dim), run.dtype) for _ in range(2))
+        k, v = (x.tape.empty((run.batch, width // dim, dims.frames, dim), run.dtype) for _ in range(2))
         x.tape.cache_byte += 2 * k.byte
     else:
         source = functional.enter_parallel(source, run.tp) if source is not x else x
         k, v = (
-            layers.split_heads(layers.project(run, source, width, bias=bias), dims.dim).contiguous()
+            layers.split_heads(layers.project(run, source, width, bias=bias), dim).contiguous()
             for bias in (False, True)
         )
         if cached:
@@ -375,10 +343,7 @@ def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
         with tape.scope("logits"):
             return layers.masked_token_logits(run, x, dims.vocab)
 
-    (x,) = program.section("embedding", embed)
-    (x,) = program.section("layers", layer, x, repeat=-(-dims.layers // stages))
-    program.section("head", head, x)
-    return program
+    return program.stack(embed, layer, head, -(-dims.layers // stages))
 
 
 @dataclass(frozen=True)
@@ -434,13 +399,9 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, stages: int = 1) -
         sizes = dims.intermediate, dims.activation
         return layers.gated_feed_forward(run, x, *sizes, merged=True, bias=dims.mlp_bias)
 
-    def first_layer(tape: Tape, x: Tensor, *tables: Tensor) -> Tensor:
-        with tape.scope("attention"):
-            x = x + attention(x, *tables)
+    def layer(tape: Tape, x: Tensor, *tables: Tensor, first: bool = False) -> Tensor:
+        x = layers.add_parts(run, x, (lambda y: y) if first else norm, attention=lambda y: attention(y, *tables))
         return layers.add_parts(run, x, norm, mlp=mlp)
-
-    def layer(tape: Tape, x: Tensor, *tables: Tensor) -> Tensor:
-        return layers.add_parts(run, x, norm, attention=lambda y: attention(y, *tables), mlp=mlp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         x = norm(x)
@@ -450,7 +411,7 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, stages: int = 1) -
         return layers.masked_token_logits(run, norm(x), dims.vocab)
 
     x, *tables = program.section("embedding", embed)
-    (x,) = program.section("first layer", first_layer, x, *tables[:2])
+    (x,) = program.section("first layer", partial(layer, first=True), x, *tables[:2])
     if more := -(-dims.full_layers // stages) - 1:
         (x,) = program.section("layers", layer, x, *tables[:2], repeat=more)
     if near := -(-(dims.layers - dims.full_layers) // stages):
@@ -498,10 +459,7 @@ def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
             return x
         return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
 
-    (x,) = program.section("embedding", embed)
-    (x,) = program.section("layers", layer, x, repeat=-(-dims.layers // stages))
-    program.section("head", head, x)
-    return program
+    return program.stack(embed, layer, head, -(-dims.layers // stages))
 
 
 def embed_patches(
@@ -513,13 +471,11 @@ def embed_patches(
     ViT has a bias and adds positions as they are; CLIP has none and looks its positions up.
     SigLIP has no class token.
     """
-    picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
-    x = functional.convolve(picture, hidden, patch, stride=patch, padding=0, bias=bias)
-    tokens = (run.image // patch) ** 2
-    x = x.view(run.batch, hidden, tokens).transpose(1, 2)
+    x = layers.cut_patches(run, tape, channels, hidden, patch, bias=bias)
+    x = x.view(run.batch, hidden, -1).transpose(1, 2)
     if class_token:
-        token = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden)
-        x, tokens = cat([token, x], 1), tokens + 1
+        x = cat([tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden), x], 1)
+    tokens = x.shape[1]
     if not looked_up:
         return x + tape.parameter(1, tokens, hidden, dtype=run.dtype)
     return x + functional.embedding(tape.parameter(tokens, hidden, dtype=run.dtype), (1, tokens))

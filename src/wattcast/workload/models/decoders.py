@@ -103,14 +103,9 @@ class DecoderDims:
 
     def narrow_to(self, group: LayerGroup) -> DecoderDims:
         """Return the dimensions of one group of layers."""
-        return replace(
-            self,
-            layers=group.layers,
-            groups=(group,),
-            window=group.window,
-            rotary_share=self.rotary_share if group.rotary else 0.0,
-            experts=0 if group.feed_forward == "dense" else self.experts,
-        )
+        share, experts = self.rotary_share * group.rotary, 0 if group.feed_forward == "dense" else self.experts
+        sizes = {"layers": group.layers, "window": group.window, "experts": experts}
+        return replace(self, groups=(group,), rotary_share=share, **sizes)
 
     @property
     def dim(self) -> int:
@@ -142,9 +137,8 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Prog
         (hidden,) = program.section(_name_group(dims, group), body, hidden, cos, sin, *mask, repeat=repeat)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
-        scales = [name for name in dims.multipliers if name in ("logits", "cap")]
-        x = _normalise_rows(dims, run, x)
-        return layers.language_head(run, x, dims.vocab, tied=dims.tied, bias=dims.head_bias, scales=scales)
+        x, how = _normalise_rows(dims, run, x), {"tied": dims.tied, "bias": dims.head_bias}
+        return layers.language_head(run, x, dims.vocab, **how, scales=dims.multipliers)
 
     program.section("head", head, hidden)
     return program
@@ -309,12 +303,11 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
         from wattcast.workload.models.sparse_layers import mix_experts  # most decoders have none
 
         return mix_experts(dims.expert_dims, run, x)
+    sizes, bias = (run, x, dims.intermediate, dims.activation), dims.mlp_bias
     if dims.gated:
-        return layers.gated_feed_forward(
-            run, x, dims.intermediate, dims.activation, merged=dims.fused_gate, bias=dims.mlp_bias
-        )
+        return layers.gated_feed_forward(*sizes, merged=dims.fused_gate, bias=bias)
     if not run.engine:
-        return layers.feed_forward(run, x, dims.intermediate, dims.activation, bias=dims.mlp_bias)
+        return layers.feed_forward(*sizes, bias=bias)
     function = dims.activation if dims.activation in ("relu", "relu2") else "gelu_tanh"
     inner = layers.activate(function, layers.project(run, x, dims.intermediate // run.tp, dims.mlp_bias))
     return functional.leave_parallel(layers.project(run, inner, dims.hidden, dims.mlp_bias), run.tp)
@@ -333,10 +326,8 @@ def _engine_attention(
     counts = (*((heads,) * (1 + dims.attention_gate)), kv_heads, kv_heads)
     fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias)
     q, *gate, k, v = layers.split_projection(fused, counts, dims.dim)
-    for part in (q, k) if dims.qk_norm else ():
-        layers.rms_norm(run, part)
-    for part in (q, k) if dims.qk_norm_wide else ():
-        layers.rms_norm(run, part.reshape(*part.shape[:2], -1))
+    for part in (q, k) if dims.qk_norm or dims.qk_norm_wide else ():
+        layers.rms_norm(run, part.reshape(*part.shape[:2], -1) if dims.qk_norm_wide else part)
     if dims.rotated:
         layers.rotate_in_place(run, q, k, cos, dims.rotated)
     if dims.sink:

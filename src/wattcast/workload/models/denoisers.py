@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
@@ -155,7 +156,8 @@ def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
 
     def embed(tape: Tape) -> tuple[Tensor, Tensor]:
         """Return patches with positions, and the sum of time and class as one signal."""
-        x = _cut_patches(run, tape, dims.channels, hidden, dims.patch)
+        x = layers.cut_patches(run, tape, dims.channels, hidden, dims.patch)
+        x = x.view(run.batch, hidden, -1).transpose(1, 2)
         x = x + tape.empty((1, x.shape[1], hidden), run.dtype)  # fixed sines, not learned
         with tape.scope("time"):
             waves = cat([tape.empty((run.batch, 128), run.dtype) for _ in range(2)], -1)
@@ -179,17 +181,7 @@ def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
         pixels = dims.patch * dims.patch * 2 * dims.channels
         return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
 
-    x, signal = program.section("embedding", embed)
-    (x,) = program.section("layers", layer, x, signal, repeat=-(-dims.layers // stages))
-    program.section("head", head, x, signal)
-    return program
-
-
-def _cut_patches(run: PassSettings, tape: Tape, channels: int, width: int, patch: int) -> Tensor:
-    """Turn latent pictures into rows of patches by a convolution."""
-    latent = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
-    x = functional.convolve(latent, width, patch, stride=patch, padding=0, bias=True)
-    return x.view(run.batch, width, (run.image // patch) ** 2).transpose(1, 2)
+    return program.stack(embed, layer, head, -(-dims.layers // stages), kept=1)
 
 
 def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
@@ -240,7 +232,8 @@ def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
             x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
             x = layers.project(run, x, hidden, bias=True)
         else:
-            x = _cut_patches(run, tape, dims.channels, hidden, dims.patch)
+            x = layers.cut_patches(run, tape, dims.channels, hidden, dims.patch)
+            x = x.view(run.batch, hidden, tokens).transpose(1, 2)
             x = (x + tape.empty((1, tokens, hidden), run.dtype).clone()).contiguous()
         with tape.scope("time"):
             signal = _embed_waves(run, tape, hidden)
@@ -250,13 +243,6 @@ def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
         text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
         text = layers.project(run, text, hidden, bias=True)
         return [x, text, signal, *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ())]
-
-    def two_streams(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> list[Tensor]:
-        """Attend over text and picture together and feed each forward by itself."""
-        return [*_attend_two(dims, run, x, text, signal, angles)]
-
-    def last_layer(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> Tensor:
-        return _attend_two(dims, run, x, text, signal, angles, last=True)[0]
 
     def one_stream(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> list[Tensor]:
         """Attend and feed forward side by side over text and picture as one row of tokens."""
@@ -278,11 +264,11 @@ def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
 
     x, text, *rest = program.section("embedding", embed)
     doubled = -(-(dims.layers - (not dims.single_layers)) // stages)
-    x, text = program.section("layers", two_streams, x, text, *rest, repeat=doubled)
+    x, text = program.section("layers", partial(_attend_two, dims, run), x, text, *rest, repeat=doubled)
     if dims.single_layers:
         x, _ = program.section("single layers", one_stream, x, text, *rest, repeat=-(-dims.single_layers // stages))
     else:
-        (x,) = program.section("last layer", last_layer, x, text, *rest)
+        (x,) = program.section("last layer", partial(_attend_two, dims, run, last=True), x, text, *rest)
     program.section("head", head, x, rest[0])
     return program
 
@@ -313,13 +299,16 @@ def _rotate_axes(dims: JointDims, tape: Tape, tokens: int) -> tuple[Tensor, Tens
 
 
 def _attend_two(
-    dims: JointDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor, angles: Sequence[Tensor],
+    dims: JointDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor,
     last: bool = False,
 ) -> list[Tensor]:  # fmt: skip
-    """Attend over picture and text, each with weights of its own, and return both; ``last``: the picture alone."""
+    """Attend over picture and text together, feed each forward by weights of its own, and return both.
+
+    ``last``: the picture alone.
+    """
     own, other = _split_signal(run, signal, 6), _split_signal(run, signal, 2 if last else 6)
     normed = [_modulate_rows(x, own[0], own[1]), _modulate_rows(text, other[0], other[1])]
-    with x.tape.scope("attention"):
+    with tape.scope("attention"):
         streams = [[layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed]
         first, second = (text, x) if dims.axes else (x, text)  # where positions rotate, the text comes first
         out = _attend_joint(dims, run, streams[::-1] if dims.axes else streams, angles)
@@ -396,10 +385,8 @@ def trace_video(dims: VideoDims, run: PassSettings, stages: int = 1) -> Program:
     """Trace one denoising step of a whole video."""
     program = run.new_program()
     x, text, signal, time = program.section("embedding", lambda tape: _embed_video(dims, run, tape))
-    repeat = -(-dims.layers // stages)
-    (x,) = program.section(
-        "layers", lambda tape, *given: _video_layer(dims, run, *given), x, text, signal, repeat=repeat
-    )
+    layer, repeat = partial(_video_layer, dims, run), -(-dims.layers // stages)
+    (x,) = program.section("layers", layer, x, text, signal, repeat=repeat)
 
     def head(tape: Tape, x: Tensor, time: Tensor) -> Tensor:
         shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
@@ -426,9 +413,8 @@ def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]
     return [x, text, signal.view(run.batch, 6, dims.hidden), time]
 
 
-def _video_layer(dims: VideoDims, run: PassSettings, x: Tensor, text: Tensor, signal: Tensor) -> Tensor:
+def _video_layer(dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor) -> Tensor:
     """Attend over the video, then to the text, then feed forward; sums and norms are computed in fp32."""
-    tape = x.tape
     parts = _add_table(tape, run, signal.to(Dtype.FP32), 6)
     with tape.scope("attention"):
         normed = _norm_wide(x, parts[0], parts[1])
@@ -447,19 +433,14 @@ def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor)
     q, k, v = (layers.project(run, t, dims.hidden, bias=True) for t in (x, source, source))
     q, k = (_norm_rows(run, t) for t in (q, k))
     heads = [t.view(*t.shape[:2], dims.heads, dims.head_dim) for t in (q, k, v)]
-    if source is x:
-        heads[:2] = [_rotate_halves(t) for t in heads[:2]]
+    for i in (0, 1) if source is x else ():  # neighbouring values; both results are written into one fresh tensor
+        half = dims.head_dim // 2
+        wave = x.tape.empty((1, x.shape[1], 1, half), x.dtype)
+        even, odd = heads[i].slice(-1, 0, half), heads[i].slice(-1, half, 2 * half)
+        turned = [pointwise("sub", even * wave, odd * wave), even * wave + odd * wave]
+        heads[i] = cat([part.clone() for part in turned], -1)
     out = layers.attend(run, *(t.transpose(1, 2) for t in heads), causal=False)
     return layers.project(run, out, dims.hidden, bias=True)
-
-
-def _rotate_halves(x: Tensor) -> Tensor:
-    """Rotate neighbouring values of every head: both results are written into one fresh tensor."""
-    half = x.shape[-1] // 2
-    wave = x.tape.empty((1, x.shape[1], 1, half), x.dtype)
-    even, odd = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
-    turned = [pointwise("sub", even * wave, odd * wave), even * wave + odd * wave]
-    return cat([part.clone() for part in turned], -1)
 
 
 def _add_table(tape: Tape, run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:

@@ -76,9 +76,7 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Pr
     program = run.new_program()
 
     def stem(tape: Tape) -> Tensor:
-        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.convolve(picture, dims.widths[0], dims.patch, stride=dims.patch, padding=0, bias=True)
-        return _norm_channels(run, x)
+        return _norm_channels(run, layers.cut_patches(run, tape, dims.channels, dims.widths[0], dims.patch))
 
     def halve(tape: Tape, x: Tensor, width: int) -> Tensor:
         return functional.convolve(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
@@ -207,14 +205,15 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
     program = run.new_program()
     text = replace(run, length=dims.text_length, past=0)
 
+    widths = dims.vision_intermediate or 4 * dims.vision_hidden, dims.text_intermediate or 4 * dims.text_hidden
+
     def embed_picture(tape: Tape) -> Tensor:
         sizes, pooled = (dims.channels, dims.vision_hidden, dims.patch), dims.pooled
         patches = embed_patches(run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True)
         return patches if pooled else layers.layer_norm(run, patches)
 
     def vision_layer(tape: Tape, x: Tensor) -> Tensor:
-        width = dims.vision_intermediate or 4 * dims.vision_hidden
-        sizes = run, x, dims.vision_heads, width, dims.activation
+        sizes = run, x, dims.vision_heads, widths[0], dims.activation
         return layers.prenorm_layer(*sizes, wide_softmax=True, input_first=dims.pooled)
 
     def vision_head(tape: Tape, x: Tensor) -> Tensor:
@@ -228,8 +227,7 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
         return [y, *([] if dims.pooled else layers.build_mask(tape, text))]
 
     def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        width = dims.text_intermediate or 4 * dims.text_hidden
-        sizes = text, y, dims.text_heads, width, dims.activation
+        sizes = text, y, dims.text_heads, widths[1], dims.activation
         return layers.prenorm_layer(*sizes, causal=not dims.pooled, mask=mask, wide_softmax=True)
 
     (x,) = program.section("vision.embedding", embed_picture)
@@ -307,8 +305,7 @@ def trace_swin(dims: SwinDims, run: PassSettings, stages: int = 1) -> Program:
     program, side = run.new_program(), run.image // dims.patch
 
     def embed(tape: Tape) -> Tensor:
-        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.convolve(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = layers.cut_patches(run, tape, dims.channels, dims.hidden, dims.patch)
         return layers.layer_norm(run, x.view(run.batch, dims.hidden, side * side).transpose(1, 2))
 
     def keep_as_picture(x: Tensor, side: int) -> None:
@@ -362,11 +359,10 @@ def _swin_layer(
         y = shift(_join_windows(y, run.batch, window))
         return (y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()).view(*shape)
 
-    def mlp(x: Tensor) -> Tensor:
-        return layers.feed_forward(run, x, int(dims.mlp_ratio * x.shape[-1]), dims.activation)
-
     def layer(tape: Tape, x: Tensor) -> Tensor:
         x = layers.add_parts(run, x, attention=attention)
+        width = int(dims.mlp_ratio * x.shape[-1])
+        mlp = partial(layers.feed_forward, run, width=width, function=dims.activation)
         return layers.add_parts(run, x, input_first=False, mlp=mlp)
 
     return layer
@@ -399,8 +395,7 @@ def _separate_regions(run: PassSettings, tape: Tape, side: int, window: int) -> 
     rows, columns = (fill(tape, (side,), Dtype.INT64) for _ in range(2))
     regions = []
     for place in (rows, columns):
-        inside = [pointwise("cast", pointwise("compare", place, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64)
-                  for _ in range(2)]  # fmt: skip
+        inside = [pointwise("compare", place, out_dtype=Dtype.BOOL).to(Dtype.INT64) for _ in range(2)]
         regions.append(pointwise("add", *inside))
     both = pointwise("add", pointwise("scale", regions[0]).view(1, side, 1, 1), regions[1].view(1, 1, side, 1))
     region = _cut_windows(pointwise("cast", both, out_dtype=run.dtype), window).view(-1, window**2)
@@ -439,8 +434,7 @@ def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
     program, side = run.new_program(), run.image // dims.patch
 
     def embed(tape: Tape) -> Tensor:
-        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = functional.convolve(picture, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+        x = layers.cut_patches(run, tape, dims.channels, dims.hidden, dims.patch)
         return x.permute(0, 2, 3, 1) + tape.parameter(1, side, side, dims.hidden, dtype=run.dtype)
 
     def neck(tape: Tape, x: Tensor) -> Tensor:
@@ -457,17 +451,13 @@ def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
                 return y
             return _join_windows(y, run.batch, window).slice(1, 0, side).slice(2, 0, side).contiguous()
 
-        def mlp(y: Tensor) -> Tensor:
-            return layers.feed_forward(run, y, dims.intermediate, "gelu")
-
+        mlp = partial(layers.feed_forward, run, width=dims.intermediate, function="gelu")
         return layers.add_parts(run, x, attention=attention, mlp=mlp)
 
     (places,) = program.section("positions", lambda tape: _embed_grid(run, tape, side, dims.out))
     (x,) = program.section("embedding", embed)
-    for label, window, repeat in (
-        ("window layers", dims.window, dims.layers - dims.full_layers),
-        ("layers", 0, dims.full_layers),
-    ):
+    groups = ("window layers", dims.window, dims.layers - dims.full_layers), ("layers", 0, dims.full_layers)
+    for label, window, repeat in groups:
         if repeat:
             (x,) = program.section(label, partial(layer, window=window), x, repeat=-(-repeat // stages))
     (x,) = program.section("neck", neck, x)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
@@ -256,6 +257,12 @@ def embed(
     return functional.embedding(weight, (batch or run.batch, run.length), run.length if same else None)
 
 
+def cut_patches(run: PassSettings, tape: Tape, channels: int, width: int, patch: int, *, bias: bool = True) -> Tensor:
+    """Cut pictures into patches by a convolution, ``[batch, width, rows, columns]``."""
+    picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
+    return functional.convolve(picture, width, patch, stride=patch, padding=0, bias=bias)
+
+
 # Attention.
 
 
@@ -313,7 +320,11 @@ def attend(
         if run.flash and mask is None and bias is None:
             out = functional.attention(q, k, v, causal=causal, dropped=run.training and p > 0.0)
         else:
-            k, v = (_repeat_heads(t, q.shape[1] // k.shape[1]) for t in (k, v))
+            if (times := q.shape[1] // k.shape[1]) > 1:  # these kernels want as many key and value heads as queries
+                k, v = (
+                    t.unsqueeze(2).expand(*t.shape[:2], times, *t.shape[2:]).reshape(t.shape[0], -1, *t.shape[2:])
+                    for t in (k, v)
+                )
             if run.flash:  # the yes-or-no mask becomes numbers to add; nothing is skipped
                 if mask is not None:
                     mask_to_numbers(mask, q.dtype)
@@ -333,14 +344,6 @@ def attend(
                 out = functional.matmul(functional.dropout(weights, p), v)
         merged = out.transpose(1, 2).contiguous()
         return merged.view(*merged.shape[:2], -1)
-
-
-def _repeat_heads(x: Tensor, times: int) -> Tensor:
-    """Copy every key or value head ``times`` times, for kernels that want as many as query heads."""
-    if times == 1:
-        return x
-    batch, heads, length, dim = x.shape
-    return x.unsqueeze(2).expand(batch, heads, times, length, dim).reshape(batch, heads * times, length, dim)
 
 
 def self_attention(
@@ -368,13 +371,11 @@ def prenorm_layer(
     def scale(out: Tensor) -> Tensor:
         return out * x.tape.parameter(out.shape[-1], dtype=run.dtype) if scaled else out
 
-    def attention(x: Tensor) -> Tensor:
-        return scale(self_attention(run, x, heads, causal=causal, mask=mask, wide_softmax=wide_softmax))
-
-    def mlp(x: Tensor) -> Tensor:
-        return scale(feed_forward(run, x, width, function))
-
-    return add_parts(run, x, input_first=input_first, attention=attention, mlp=mlp)
+    attend_all = partial(self_attention, run, heads=heads, causal=causal, mask=mask, wide_softmax=wide_softmax)
+    return add_parts(
+        run, x, input_first=input_first, attention=lambda y: scale(attend_all(y)),
+        mlp=lambda y: scale(feed_forward(run, y, width, function)),
+    )  # fmt: skip
 
 
 def add_parts(
@@ -464,22 +465,14 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
     weight = narrow_parameter(tape, (features, k), run.dtype, recipe.bit)
     if bias:
         tape.parameter(features, dtype=run.dtype)
-    op: engine.NarrowProduct
-    if recipe.activations is None:
-        op = engine.WeightOnlyProduct(
-            *(m, features, k, recipe.weights, recipe.group, recipe.zero_points),
-            kernel=recipe.kernel,
-            dtype=run.dtype,
-        )
-    else:
+    kind: type[engine.NarrowProduct] = engine.WeightOnlyProduct
+    how: tuple[Any, ...] = recipe.weights, recipe.group, recipe.zero_points
+    if recipe.activations is not None:
         if x.dtype is run.dtype:
             x = tape.launch(engine.Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), x.shape, recipe.activations)
-        if recipe.mode == "token":
-            op = engine.ScaledProduct(m, features, k, recipe.mode, kernel=recipe.kernel, dtype=recipe.activations)
-        else:
-            op = engine.BlockProduct(
-                m, features, k, "block", recipe.bit, kernel=recipe.kernel, dtype=recipe.activations
-            )
+        by_token = recipe.mode == "token"
+        kind, how = (engine.ScaledProduct, ("token",)) if by_token else (engine.BlockProduct, ("block", recipe.bit))
+    op = kind(m, features, k, *how, kernel=recipe.kernel, dtype=recipe.activations or run.dtype)
     return tape.launch(op, (x, weight), (*x.shape[:-1], features), run.dtype)
 
 
@@ -496,12 +489,7 @@ def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) 
 
 
 def add_norm(
-    run: PassSettings,
-    x: Tensor,
-    kind: type[LayerNorm] | type[RmsNorm],
-    *,
-    to_products: bool = True,
-    bias: bool = True,
+    run: PassSettings, x: Tensor, kind: type[LayerNorm | RmsNorm], *, to_products: bool = True, bias: bool = True
 ) -> Tensor:
     """Add the residual and norm in one kernel: two tensors read, two written.
 
@@ -575,13 +563,9 @@ def paged_attention(
             whole, rest = divmod(length, chunk)
             groups = ((batch * whole, chunk, chunk), *(((batch, rest, rest),) if rest else ()))
         op: Operator = engine.PagedAttention(
-            *(heads, k.shape[2], dim, groups, run.cache_dtype, window),
-            splits=splits,
-            bound=last,
-            softcap=softcap,
-            sink=sink,
-            dtype=q.dtype,
-        )
+            heads, k.shape[2], dim, groups, run.cache_dtype, window, splits=splits, bound=last, softcap=softcap,
+            sink=sink, dtype=q.dtype,
+        )  # fmt: skip
     else:
         op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
     out = tape.launch(op, (q, k, v), (batch, length, heads * dim))

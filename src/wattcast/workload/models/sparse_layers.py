@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import log, sqrt
-from typing import NamedTuple
+from typing import TypeAlias
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
@@ -24,6 +24,7 @@ from wattcast.workload.operator_types import Elementwise, RmsNorm
 from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce
 
+PickGroups: TypeAlias = list[tuple[int, int]]  # how many experts, and the rows of each of them
 TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXFP8
 
 
@@ -64,18 +65,17 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     gets the weighted sums back, and gives the result to its tensor-parallel peers.
     """
     tokens, own = x.shape[0], -(-x.shape[0] // run.tp)
-    groups = busiest_picks(
-        tokens * dims.experts_chosen * run.expert_replicas, dims.experts, dims.experts_chosen, run.skew, run.ep
-    )
-    reached = run.ep * (
-        1.0 - (1.0 - 1.0 / run.ep) ** dims.experts_chosen
-    )  # GPUs that a token's choices fall on, by chance
+    picks = tokens * dims.experts_chosen * run.expert_replicas
+    groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
+    # GPUs that a token's choices fall on, by chance
+    reached = run.ep * (1.0 - (1.0 - 1.0 / run.ep) ** dims.experts_chosen)
     sent = max(round(own * reached), 1)
     byte = sent * dims.hidden * x.dtype.byte
     mine = x if run.tp == 1 else x.slice(0, 0, own)
-    rows = functional.send_rows(
-        mine, sent, byte, run.ep, overlaps=_shared_operators(run) if dims.shared_intermediate else 0
-    )
+    # beside it run the operators of ``_shared_expert``: the products in, their gate, the product out, and quantizing
+    quantized = run.recipe is not None and run.recipe.activations is not None
+    beside = 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1) if run.engine else 5
+    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=beside if dims.shared_intermediate else 0)
     shared = _shared_expert(dims, run, mine, dims.shared_intermediate) if dims.shared_intermediate else None
     if not run.served:
         rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
@@ -86,14 +86,6 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
         return out
     functional.gather_parts(out, run.tp)
     return x.tape.empty((tokens, dims.hidden), x.dtype)
-
-
-def _shared_operators(run: PassSettings) -> int:
-    """Count the operators of ``_shared_expert``: the products in, their gate, the product out, and quantizing."""
-    if not run.engine:
-        return 5
-    quantized = run.recipe is not None and run.recipe.activations is not None
-    return 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1)
 
 
 def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -164,7 +156,7 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
         local = functional.pick_rows(x, sum(size * count for size, count in groups))
         return _multiply_experts(dims, run, local, groups, tokens)
     if run.served:
-        return _fused_experts(dims, run, x, FusedChoices(tokens, dims.experts, dims.experts_chosen, run.skew), tokens)
+        return _fused_experts(dims, run, x, tokens, (tokens, dims.experts, dims.experts_chosen), run.skew)
     choice = tape.empty((picks,), Dtype.INT64)
     if not run.engine:  # sort the choices
         tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
@@ -200,9 +192,7 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
 
 
-def _multiply_experts(
-    dims: ExpertDims, run: PassSettings, rows: Tensor, groups: list[tuple[int, int]], tokens: int
-) -> Tensor:
+def _multiply_experts(dims: ExpertDims, run: PassSettings, rows: Tensor, groups: PickGroups, tokens: int) -> Tensor:
     """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
     if run.served:
         return _local_experts(dims, run, rows, groups, tokens)
@@ -213,46 +203,33 @@ def _multiply_experts(
     return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
 
 
-class FusedChoices(NamedTuple):
-    """What one call of fused experts gets: tokens, experts held, experts that each token visits, and skew."""
-
-    tokens: int
-    experts: int
-    chosen: int
-    skew: float
-
-
-def _local_experts(
-    dims: ExpertDims, run: PassSettings, x: Tensor, groups: list[tuple[int, int]], tokens: int
-) -> Tensor:
+def _local_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: PickGroups, tokens: int) -> Tensor:
     """Run this GPU's experts in one call, each pick as a token that visits one of them."""
     picks, least = sum(size * count for size, count in groups), min(count for _, count in groups)
     size, most = max(groups, key=lambda group: group[1])
-    choices = FusedChoices(picks, dims.experts // run.ep, 1, min(size * (most - least) / picks, 1.0))
-    return _fused_experts(dims, run, x, choices, tokens)
+    choices = picks, dims.experts // run.ep, 1
+    return _fused_experts(dims, run, x, tokens, choices, min(size * (most - least) / picks, 1.0))
 
 
-def _fused_experts(dims: ExpertDims, run: PassSettings, x: Tensor, choices: FusedChoices, tokens: int) -> Tensor:
-    """Run experts in one call of the engine, which sorts, quantizes, multiplies, gates and adds up."""
+def _fused_experts(
+    dims: ExpertDims, run: PassSettings, x: Tensor, tokens: int, choices: tuple[int, int, int], skew: float
+) -> Tensor:
+    """Run experts in one call of the engine, which sorts, quantizes, multiplies, gates and adds up.
+
+    ``choices`` are the tokens it gets, the experts held, and the experts that each token visits.
+    """
     tape, width, recipe = x.tape, dims.expert_intermediate // run.expert_width_share, run.recipe
-    bit = 16.0 if recipe is None else recipe.bit
-    held = [
-        layers.narrow_parameter(tape, shape, run.dtype, bit)
-        for shape in ((choices.experts, 2 * width, dims.hidden), (choices.experts, dims.hidden, width))
-    ]
-    narrow = recipe.activations if recipe is not None else None
-    op = FusedExperts(
-        *(choices.tokens, choices.experts, choices.chosen, dims.hidden, width),
-        weights="bf16" if recipe is None else recipe.weights,
-        scales="none" if recipe is None else recipe.expert_scales or "tensor",
-        kernel="",
-        skew=choices.skew,
-        dtype=narrow or run.dtype,
-    )
+    shapes, bit = ((choices[1], 2 * width, dims.hidden), (choices[1], dims.hidden, width)), 16.0
+    kept, dtype = ("bf16", "none"), run.dtype
+    if recipe is not None:
+        kept, bit = (recipe.weights, recipe.expert_scales or "tensor"), recipe.bit
+        dtype = recipe.activations or run.dtype
+    held = [layers.narrow_parameter(tape, shape, run.dtype, bit) for shape in shapes]
+    op = FusedExperts(*choices, dims.hidden, width, *kept, kernel="", skew=skew, dtype=dtype)
     return tape.launch(op, (x, *held), (tokens, dims.hidden))
 
 
-def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> list[tuple[int, int]]:
+def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> PickGroups:
     """Return groups of experts with equal numbers of rows on the GPU that gets most: (how many experts, rows each).
 
     Everyone waits for that GPU. Of the picks that fall evenly, μ a GPU on average, chance gives the busiest of E GPUs
@@ -271,7 +248,7 @@ def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int)
     return groups or [(1, 1)]
 
 
-def share_picks(picks: int, experts: int, chosen: int, skew: float) -> list[tuple[int, int]]:
+def share_picks(picks: int, experts: int, chosen: int, skew: float) -> PickGroups:
     """Return groups of experts with equal numbers of rows: (how many experts, rows each).
 
     Balanced, all experts share the picks evenly (as many experts as there are picks, when fewer).
@@ -350,9 +327,6 @@ def _scan_tokens(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor
     """Carry the state of each head along the tokens; it stays in the cache."""
     tape, (batch, length) = x.tape, x.shape[:2]
     tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * x.dtype.byte if run.cached else 0
-    op = StateScan(
-        *(batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length), rule),
-        resumed=run.past > 0,
-        dtype=x.dtype,
-    )
+    sizes = batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length)
+    op = StateScan(*sizes, rule, resumed=run.past > 0, dtype=x.dtype)
     return tape.launch(op, (x,), (batch, length, heads * dims.value_dim))
