@@ -59,7 +59,7 @@ def _heard(dims: Any, batch: int, seq: int) -> dict[str, Any]:
     cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
     for layer in range(dims.decoder_layers):
         for part, length in ((cache.self_attention_cache, seq), (cache.cross_attention_cache, dims.frames)):
-            shape = (batch, dims.heads, length, dims.dim)
+            shape = (batch, dims.heads, length, dims.hidden // dims.heads)
             part.update(*(torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)), layer)
         cache.is_updated[layer] = True
     hidden = torch.zeros(batch, dims.frames, dims.hidden, dtype=torch.bfloat16, device=DEVICE)
@@ -77,7 +77,9 @@ def _cache(name: str, dims: Any, built: Any, batch: int, seq: int) -> Any:
     if name.startswith("deepseek"):
         shapes = [(batch, 1, seq, dims.kv_rank), (batch, 1, seq, dims.rotary_dim)]
     else:
-        shapes = [(batch, getattr(dims, "kv_heads", dims.heads), seq, dims.dim)] * 2
+        shapes = [
+            (batch, getattr(dims, "kv_heads", dims.heads), seq, getattr(dims, "dim", dims.hidden // dims.heads))
+        ] * 2
     for layer in range(dims.layers):
         cache.update(*(torch.zeros(s, dtype=torch.bfloat16, device=DEVICE) for s in shapes), layer)
     return cache

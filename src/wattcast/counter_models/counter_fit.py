@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +16,7 @@ from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, fit_diagnostics, gpmtool_files, model_selection
 from wattcast.counter_models.counter_table import RAILS, CounterTable
-from wattcast.counter_models.gpmtool_files import (
-    BUSY_SHARE_EVENTS,
-    ActivityScaling,
-    ApplicationUtilisations,
-    MeasuredPrograms,
-    application_activity,
-    match_programs,
-)
+from wattcast.counter_models.gpmtool_files import ActivityScaling, ApplicationUtilisations, MeasuredPrograms
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.power_model import PowerModel, SavedModel
@@ -55,7 +48,7 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
         leakage_w, clock_f = found.get(f"{name} leakage", 0.0), found.get(f"{name} clock", 0.0)
         rails[name] = EventRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
     if fit.model is CounterModelKind.ALPHA_C:
-        busy = {n: event for n, event in BUSY_SHARE_EVENTS.items() if f"{n} dynamic" in found}
+        busy = {n: event for n, event in gpmtool_files.BUSY_SHARE_EVENTS.items() if f"{n} dynamic" in found}
         alpha = (replace(rails[n], alpha=event, full_f=found[f"{n} dynamic"]) for n, event in busy.items())
         return SwitchedCapacitance(found["base"], tuple(alpha))
     if ACTIVE_CYCLE in found:
@@ -209,12 +202,9 @@ def _predict_test(
 
 
 def _fit_kind(
-    bench: model_selection.FitWorkbench,
-    model: CounterModelKind,
-    how: CounterFitOptions,
-    count: int,
+    bench: model_selection.FitWorkbench, model: CounterModelKind, how: CounterFitOptions, count: int,
     progress: model_selection.ProgressSink,
-) -> FittedModelKind:
+) -> FittedModelKind:  # fmt: skip
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
     labels = {"benchmark": np.arange(table.benchmarks)}
@@ -222,9 +212,8 @@ def _fit_kind(
         labels["group"] = table.group
     if "cluster" in how.hold and 2 <= count < table.benchmarks:
         labels["cluster"] = model_selection.cluster_benchmarks(table.features(), count)
-    settings = model_selection.choose_settings(
-        bench, model, everyone, model_selection.deal_inner_folds(labels["benchmark"], everyone)
-    )
+    inner = model_selection.deal_inner_folds(labels["benchmark"], everyone)
+    settings = model_selection.choose_settings(bench, model, everyone, inner)
     fit = bench.fit(model, settings, everyone)
     scaled = bench.tables[settings.variant]
     predicted_w = bench.predict(fit)
@@ -242,10 +231,8 @@ def _report_voltages(bench: model_selection.FitWorkbench, main: FittedModelKind)
     everyone = np.ones(bench.table.benchmarks, dtype=bool)
     plain = replace(main.settings, floored=False)
     pooled = bench.fit(main.model, plain, everyone)
-    how, all_errors = (
-        pooled.how,
-        fit_diagnostics.diagnose_fit(pooled, bench.tables[plain.variant], everyone).voltage_error,
-    )
+    diagnosis = fit_diagnostics.diagnose_fit(pooled, bench.tables[plain.variant], everyone)
+    how, all_errors = pooled.how, diagnosis.voltage_error
     rails = (("core", how.core, how.core_hz, how.core_at), ("memory", how.memory, how.memory_hz, how.memory_at))
     out = []
     for index, (rail, inferred, clocks, at) in enumerate(rails):
@@ -269,7 +256,7 @@ def _report_voltages(bench: model_selection.FitWorkbench, main: FittedModelKind)
 
 def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
     """Return the result as plain mappings for JSON; numbers are SI, errors in percent."""
-    table, main = result.table, main_model_kind(result)
+    table, main, tested = result.table, main_model_kind(result), result.tested
     models = []
     for kind in result.kinds.values():
         predicted_w = kind.held_out["benchmark"].predicted_w
@@ -285,8 +272,8 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         }
         errors = {"in_sample": vars(kind.in_sample), "held_out": held_out, "settings": vars(kind.settings)}
         plane = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **planes}
-        tested = {"test_mape": result.tested.mape(kind.model)} if result.tested else {}
-        models.append({"kind": str(kind.model), **errors, **tested, "plane": plane})
+        test = {"test_mape": tested.mape(kind.model)} if tested else {}
+        models.append({"kind": str(kind.model), **errors, **test, "plane": plane})
     how, by_memory_clock = main.fit.how, []
     if main.model is CounterModelKind.HYBRID and how.core:
         curve = how.curves(main.fit.inferred.theta)[0]
@@ -319,18 +306,17 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         ],
         "voltage_by_memory_clock": by_memory_clock,
         "training_clocks": clocks,
-        "test": [
-            {"benchmark": name, "measured_w": float(measured), "predicted_w": float(predicted)}
-            for name, measured, predicted in zip(
-                result.tested.names, result.tested.power_w, result.tested.predicted_w[main.model], strict=True
-            )
-        ]
-        if result.tested
-        else [],
+        "test": list_test_rows(tested.names, tested.power_w, tested.predicted_w[main.model]) if tested else [],
         "next_benchmark": [vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]],
         "warnings": list(result.warnings),
         "assumptions": list(table.notes),
     }
+
+
+def list_test_rows(names: Sequence[str], measured_w: Array, predicted_w: Array) -> list[dict[str, Any]]:
+    """Return measured and predicted watts of rows that were never trained on, as plain values for JSON."""
+    rows = zip(names, measured_w.tolist(), predicted_w.tolist(), strict=True)
+    return [{"benchmark": name, "measured_w": real_w, "predicted_w": found_w} for name, real_w, found_w in rows]
 
 
 def main_model_kind(result: CounterFit) -> FittedModelKind:
@@ -357,7 +343,7 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
 
 def predict_programs(result: CounterFit, work: ApplicationUtilisations, measured: MeasuredPrograms) -> CounterFit:
     """Return the fit with programs as its test: watts over the clocks they were measured at, by every model."""
-    match = match_programs(measured.names, work.names)
+    match = gpmtool_files.match_programs(measured.names, work.names)
     rows = np.array([i for i, name in enumerate(measured.names) if name in match])
     if not rows.size:
         raise bad_value("--measured", f"programs of --predict ({', '.join(work.names[:6])}, ...)", measured.names[0])
@@ -365,7 +351,7 @@ def predict_programs(result: CounterFit, work: ApplicationUtilisations, measured
     which = [work.names.index(match[measured.names[i]]) for i in rows]
     found = {}
     for model, kind in result.kinds.items():
-        activity = application_activity(work, ActivityScaling.from_numbers(kind.scaling), *clocks)
+        activity = gpmtool_files.application_activity(work, ActivityScaling.from_numbers(kind.scaling), *clocks)
         found[model] = kind.power.power(activity).total_w[which, np.arange(rows.size), 0]
     names = tuple(measured.names[i] for i in rows)
     return replace(result, tested=HeldBackRows(names, measured.power_w[rows], found))
@@ -376,13 +362,8 @@ def predict_applications(result: CounterFit, work: ApplicationUtilisations) -> l
     scaling = ActivityScaling.from_numbers(result.table.scaling)
     core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
     core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
-    total_w = main_model_kind(result).power.power(application_activity(work, scaling, core, memory)).total_w[..., 0]
-    return [
-        {
-            "name": name,
-            "core_hz": core_hz.tolist(),
-            "memory_hz": memory_hz.tolist(),
-            "power_w": row.reshape(core_hz.size, memory_hz.size).tolist(),
-        }
-        for name, row in zip(work.names, total_w, strict=True)
-    ]
+    activity = gpmtool_files.application_activity(work, scaling, core, memory)
+    total_w = main_model_kind(result).power.power(activity).total_w[..., 0]
+    planes = total_w.reshape(len(work.names), core_hz.size, memory_hz.size).tolist()
+    clocks = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist()}
+    return [{"name": name, **clocks, "power_w": plane} for name, plane in zip(work.names, planes, strict=True)]

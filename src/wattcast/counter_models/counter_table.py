@@ -147,10 +147,9 @@ class CounterTable:
 
     def features(self) -> Array:
         """Return the use of each predictor, at the default clocks where measured, ``(benchmark, predictor)``."""
-        full = np.where(self.full() > 0, self.full(), 1.0)
-        at = self.at_default()
-        rows = [np.flatnonzero((self.benchmark == b) & at) for b in range(self.benchmarks)]
-        rows = [r if r.size else np.flatnonzero(self.benchmark == b) for b, r in enumerate(rows)]
+        full, at = np.where(self.full() > 0, self.full(), 1.0), self.at_default()
+        own = [self.benchmark == b for b in range(self.benchmarks)]
+        rows = [mine & at if (mine & at).any() else mine for mine in own]
         return np.array([(self.occurrence[r] / full).mean(axis=0) for r in rows])
 
     def at_default(self) -> npt.NDArray[np.bool_]:
@@ -207,13 +206,11 @@ def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[
     only negative counts are refused there.
     """
     if (count < 0).any():
-        row = int(np.flatnonzero(count < 0)[0])
-        raise bad_value(
-            f"{where}: column {column!r}, row {row + 1}",
-            "counts, zero or more",
-            float(count[row]),
+        row, do = (
+            int(np.flatnonzero(count < 0)[0]),
             "A counter that wrapped or was read twice: measure this row again.",
         )
+        raise bad_value(f"{where}: column {column!r}, row {row + 1}", "counts, zero or more", float(count[row]), do)
     labels = np.asarray(work)
     for name in () if windows else dict.fromkeys(work):
         same = count[labels == name]
@@ -324,11 +321,14 @@ class _TableBuilder:
 
     def build(self) -> CounterTable:
         work = self.read_texts(self.map.benchmark)
-        clock_hz, memory_clock_hz = (
-            self.read_clock(self.map.clock, "clock"),
-            self.read_clock(self.map.memory_clock, "memory_clock"),
-        )
+        clock_hz = self.read_clock(self.map.clock, "clock")
+        memory_clock_hz = self.read_clock(self.map.memory_clock, "memory_clock")
         occurrence = [self.read_event(name, event, clock_hz, work) for name, event in self.map.events.items()]
+        predictors = []
+        for name, event in self.map.events.items():
+            rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
+            source = event.column if isinstance(event.column, str) else " + ".join(event.column)
+            predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
         benchmark, names = number_labels(work)
         groups = list(names)
         if (given := self.map.group) is not None:
@@ -347,7 +347,7 @@ class _TableBuilder:
             clock_hz=clock_hz,
             memory_clock_hz=memory_clock_hz,
             occurrence=np.stack(occurrence, axis=1),
-            predictors=tuple(self.make_predictor(name, event) for name, event in self.map.events.items()),
+            predictors=tuple(predictors),
             benchmark=benchmark,
             benchmark_names=names,
             group=group,
@@ -365,46 +365,30 @@ class _TableBuilder:
         check_names("rail", (*self.map.voltage, *self.map.rails), RAILS, "")
         return table
 
-    def make_predictor(self, name: str, event: _EventColumns) -> CounterPredictor:
-        on_memory = name in known_events() and known_events()[name].module == "dram"
-        source = event.column if isinstance(event.column, str) else " + ".join(event.column)
-        return CounterPredictor(
-            name, event.rail or ("memory" if on_memory else "core"), event.family, source, event.full
-        )
-
     def read_event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
         """Return occurrences per second, or a mean as it is."""
         check_names("event", name, known_events(), "")
         sources = [event.column] if isinstance(event.column, str) else event.column
         factors = [*event.times, *(None,) * len(sources)][: len(sources)]
-        total = np.zeros(self.frame.height)
-        is_mean = known_events()[name].is_mean
+        total, windows = np.zeros(self.frame.height), False
+        counted = not (known_events()[name].is_mean or event.rate)
+        if counted and self.map.duration is not None and len(set(work)) > 1:
+            lasted = self.read_numbers(self.map.duration.column)
+            windows = bool(lasted.max() <= SAME_LENGTH * lasted.min())  # rows are samples and no whole runs
         for source, factor in zip(sources, factors, strict=True):
             value = self.read_numbers(source)
-            if not (is_mean or event.rate):
-                check_wrapped_counter(self.where, source, value, work, self.has_fixed_windows(work))
+            if counted:
+                check_wrapped_counter(self.where, source, value, work, windows)
             total = total + value * (self.read_numbers(factor) if factor else 1.0)
         total = event.scale * (event.from_ - total if event.from_ is not None else total)
-        if is_mean or event.rate:
-            return np.asarray(total)
-        return np.asarray(total / self.read_duration_s(clock_hz, name))
-
-    def has_fixed_windows(self, work: Sequence[str]) -> bool:
-        """Return whether every row lasts equally long whatever ran, so that rows are samples and no whole runs."""
-        if self.map.duration is None or len(set(work)) < 2:
-            return False
-        lasted = self.read_numbers(self.map.duration.column)
-        return bool(lasted.max() <= SAME_LENGTH * lasted.min())
+        return np.asarray(total / self.read_duration_s(clock_hz, name) if counted else total)
 
     def read_duration_s(self, clock_hz: Array, event: str) -> Array:
         measured = self.map.duration
         if measured is None:
-            raise bad_value(
-                f"{self.where}: duration",
-                f"a column, to turn counts of {event} into rates",
-                "none",
-                "Map the duration, or say `rate: true` for columns that are per second.",
-            )
+            wanted = f"a column, to turn counts of {event} into rates"
+            do = "Map the duration, or say `rate: true` for columns that are per second."
+            raise bad_value(f"{self.where}: duration", wanted, "none", do)
         if measured.unit == "cycle":
             value = self.read_numbers(measured.column)
             duration_s = value / clock_hz
@@ -437,12 +421,8 @@ class _TableBuilder:
         value = np.asarray(series.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(value))
         if bad.size:
-            raise bad_value(
-                f"{self.where}: column {column!r}, row {bad[0] + 1}",
-                "a finite number",
-                clip_text(series[int(bad[0])]),
-                "Remove the row, or measure it again.",
-            )
+            where, found = f"{self.where}: column {column!r}, row {bad[0] + 1}", clip_text(series[int(bad[0])])
+            raise bad_value(where, "a finite number", found, "Remove the row, or measure it again.")
         return np.array(value)
 
     def read_texts(self, column: str) -> list[str]:
@@ -450,11 +430,7 @@ class _TableBuilder:
 
     def find_column(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
-            close = nearest_names(name, self.frame.columns)
-            hint = (
-                f" Closest: {', '.join(close)}."
-                if close
-                else f" It has {clip_text(', '.join(self.frame.columns), 200)}."
-            )
-            raise BadInput(f"{self.where}: missing column {clip_text(name)!r}.{hint}")
+            close, known = nearest_names(name, self.frame.columns), ", ".join(self.frame.columns)
+            hint = f"Closest: {', '.join(close)}." if close else f"It has {clip_text(known, 200)}."
+            raise BadInput(f"{self.where}: missing column {clip_text(name)!r}. {hint}")
         return self.frame[name]

@@ -64,9 +64,8 @@ def read_utilisations(path: Path) -> UtilisationFile:
             raise bad_value(f"{where}: line {line}", f"{width} cells", f"{len(row)}", "Is the file complete?")
     body = _read_numbers(lines, 0, where)
     _check_shares(body[:, 3:], names, where)
-    return UtilisationFile(
-        where, body[:, 0], body[:, 1] * MHZ, body[:, 2] * MHZ, body[:, 3:], names, memory, default_hz
-    )
+    clocks_hz = body[:, 1] * MHZ, body[:, 2] * MHZ
+    return UtilisationFile(where, body[:, 0], *clocks_hz, body[:, 3:], names, memory, default_hz)
 
 
 def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> CounterTable:
@@ -76,12 +75,16 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     busy_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
     core, memory = file.clock_hz / file.default_hz[0], file.memory_clock_hz / file.default_hz[1]
     pace = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], file.share, file.on_memory, saturation)
-    predictors = tuple(
-        CounterPredictor(
-            COMPONENT_EVENTS[name.upper()], "memory" if memory else "core", name.upper().split()[0], name, full_hz
+    predictors = []
+    for name, on_memory, full_hz in zip(file.components, file.on_memory, busy_hz.tolist(), strict=True):
+        event, rail, family = (
+            COMPONENT_EVENTS[name.upper()],
+            "memory" if on_memory else "core",
+            name.upper().split()[0],
         )
-        for name, memory, full_hz in zip(file.components, file.on_memory, busy_hz.tolist(), strict=True)
-    )
+        predictors.append(CounterPredictor(event, rail, family, name, full_hz))
+    scaling = {"default_clock_hz": file.default_hz[0], "default_memory_clock_hz": file.default_hz[1]}
+    scaling |= {} if saturation is None else {"memory_saturation": saturation}
     names = tuple(f"benchmark {i + 1}" for i in range(len(seen)))
     return CounterTable(
         name=file.name,
@@ -89,18 +92,14 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
         clock_hz=file.clock_hz,
         memory_clock_hz=file.memory_clock_hz,
         occurrence=file.share * busy_hz * pace,
-        predictors=predictors,
+        predictors=tuple(predictors),
         benchmark=benchmark,
         benchmark_names=names,
         group=np.arange(len(seen)),
         group_names=names,
         default_hz=file.default_hz,
         notes=(describe_scaling(saturation),),
-        scaling={
-            "default_clock_hz": file.default_hz[0],
-            "default_memory_clock_hz": file.default_hz[1],
-            **({"memory_saturation": saturation} if saturation is not None else {}),
-        },
+        scaling=scaling,
     )
 
 
@@ -117,9 +116,8 @@ def read_dcgm_table(path: Path) -> CounterTable:
     units = [row for row in known if row["event"] and row["column"] in seen]
     needed = ["POWER", "SMCLK", "MMCLK", *(row["column"] for row in units)]
     if not units or not seen.issuperset(needed):
-        wanted = (
-            "columns POWER, SMCLK, MMCLK and units such as TENSO and DRAMA (dcgmi dmon -e 155,100,101,1002,1004,1005)"
-        )
+        how = "dcgmi dmon -e 155,100,101,1002,1004,1005"
+        wanted = f"columns POWER, SMCLK, MMCLK and units such as TENSO and DRAMA ({how})"
         raise bad_value(path.name, wanted, ", ".join(sorted(seen)) or "none")
     cells = [(gpu, n // STRETCH, values) for n, each in enumerate(rounds) for gpu, values in each.items()]
     kept = [(g, n, [v.get(c, np.nan) for c in needed]) for g, n, v in cells]
@@ -224,9 +222,8 @@ def read_applications(path: Path) -> ApplicationUtilisations:
     body, default_hz, names, memory = _read_head(path)
     for index, row in enumerate(body, HEADER_LINES + 1):
         if len(row) != 1 + len(names):
-            raise bad_value(
-                f"{path.name}: line {index}", f"a name and {len(names)} utilisations", f"{len(row)} cells"
-            )
+            wanted = f"a name and {len(names)} utilisations"
+            raise bad_value(f"{path.name}: line {index}", wanted, f"{len(row)} cells")
     share = _read_numbers(body, 1, path.name)
     _check_shares(share, names, path.name)
     return ApplicationUtilisations(tuple(row[0] for row in body), share, names, memory, default_hz)
@@ -254,9 +251,8 @@ def read_measured_programs(path: Path) -> MeasuredPrograms:
             name = cells[0].strip()
         elif cells:
             if len(cells) < 4 or not name:
-                raise bad_value(
-                    f"{path.name}: line {line}", "a name, or MHz, MHz, ms and W below one", ",".join(cells)
-                )
+                wanted = "a name, or MHz, MHz, ms and W below one"
+                raise bad_value(f"{path.name}: line {line}", wanted, ",".join(cells))
             rows.setdefault(name, []).append(_read_cells(cells, path.name, line))
     whole = {n: body for n, body in rows.items() if len({(row[0], row[1]) for row in body}) == len(body)}
     if not whole:
@@ -366,13 +362,9 @@ def _read_head(path: Path) -> tuple[list[list[str]], tuple[float, float], tuple[
 def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
     over = np.argwhere((share < 0) | (share > LARGEST_UTILISATION))
     if over.size:
-        row, column = over[0]
-        raise bad_value(
-            f"{where}: {names[column]}, line {row + HEADER_LINES + 1}",
-            "a share of the peak, 0 to 1",
-            float(share[row, column]),
-            "Percent instead of shares? Divide by 100.",
-        )
+        (row, column), do = over[0], "Percent instead of shares? Divide by 100."
+        place = f"{where}: {names[column]}, line {row + HEADER_LINES + 1}"
+        raise bad_value(place, "a share of the peak, 0 to 1", float(share[row, column]), do)
 
 
 def _read_numbers(lines: Sequence[Sequence[str]], first: int, where: str) -> Array:

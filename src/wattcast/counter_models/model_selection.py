@@ -18,6 +18,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.counter_models import rail_terms
 from wattcast.counter_models.counter_table import CounterTable, LabelCodes
+from wattcast.counter_models.rail_terms import CounterModelKind, GramCells, ModelTerms
 
 
 def folds_by_label(labels: LabelCodes) -> list[Mask]:
@@ -66,14 +67,10 @@ def percent_error(predicted_w: Array, measured_w: Array) -> Array:
 def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     """Return the errors of a prediction over all rows of a table."""
     error = percent_error(predicted_w, table.power_w)
-    each = np.bincount(table.benchmark, np.abs(error)) / np.bincount(table.benchmark)
-    return PowerErrors(
-        float(np.abs(error).mean()),
-        float(error.mean()),
-        float(np.abs(error).max()),
-        float(np.quantile(each, 0.9)),
-        table.rows,
-    )
+    size = np.abs(error)
+    each = np.bincount(table.benchmark, size) / np.bincount(table.benchmark)
+    worst, p90 = float(size.max()), float(np.quantile(each, 0.9))
+    return PowerErrors(float(size.mean()), float(error.mean()), worst, p90, table.rows)
 
 
 def average_error_plane(table: CounterTable, predicted_w: Array, signed: bool = False) -> tuple[Array, Array, Array]:
@@ -95,6 +92,12 @@ HUBER_STEPS = 6
 NOT_EVENTS = ("core leakage", "core clock")
 SHRINKAGE_STRENGTHS = (1.0, 0.0, 0.1, 10.0)
 FEW_BENCHMARKS = 5  # below so many per predictor, events of a family share one coefficient at first
+
+
+def huber_weights(error: Array) -> Array:
+    """Return weights of rows by their relative errors, below 1 for those beyond ``HUBER_LIMIT`` robust deviations."""
+    spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
+    return np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
 
 
 class CostEstimator(StrEnum):
@@ -120,10 +123,10 @@ class FitSettings:
 class TermsFit:
     """One fitted model in terms of design columns."""
 
-    model: rail_terms.CounterModelKind
+    model: CounterModelKind
     settings: FitSettings
-    design: rail_terms.ModelTerms
-    grams: rail_terms.GramCells
+    design: ModelTerms
+    grams: GramCells
     how: rail_terms.VoltagePlan
     inferred: rail_terms.InferredVoltages
     penalty: Array | None
@@ -161,9 +164,7 @@ class FitWorkbench:
         if np.unique(self.table.benchmark[at]).size == self.table.benchmarks:
             self.anchor = np.zeros(self.table.benchmarks, dtype=np.int64)
             self.anchor[self.table.benchmark[at]] = at
-        self._made: dict[
-            tuple[rail_terms.CounterModelKind, str, bool, bool], tuple[rail_terms.ModelTerms, rail_terms.GramCells]
-        ] = {}
+        self._made: dict[tuple[CounterModelKind, str, bool, bool], tuple[ModelTerms, GramCells]] = {}
 
     @property
     def reference_hz(self) -> tuple[float, float]:
@@ -175,19 +176,17 @@ class FitWorkbench:
         few = self.table.benchmarks < FEW_BENCHMARKS * len(self.table.predictors)
         return FitSettings(next(iter(self.tables)), tied=few and self._has_families(), strength=1.0)
 
-    def options(self, model: rail_terms.CounterModelKind) -> list[list[dict[str, Any]]]:
+    def options(self, model: CounterModelKind) -> list[list[dict[str, Any]]]:
         """Return the settings to try, one axis after the other.
 
         Only the hybrid model has any: the others are baselines, as they were published. How activity scales with the
         clocks and whether the voltage has a floor are tried together, since each can hide the other.
         """
-        if model is not rail_terms.CounterModelKind.HYBRID:
+        if model is not CounterModelKind.HYBRID:
             return [[{"tied": False, "strength": 0.0}]]
         clocks = np.unique(self.clock_hz).size, np.unique(self.memory_clock_hz).size
         floors = (False, True) if clocks[0] > 2 and clocks[1] > 1 and "core" not in self.table.voltage_v else (False,)
-        axes: list[list[dict[str, Any]]] = [
-            [{"variant": name, "floored": flag} for name in self.tables for flag in floors]
-        ]
+        axes: list[list[Any]] = [[{"variant": name, "floored": flag} for name in self.tables for flag in floors]]
         if self.named or clocks[1] > 3:
             axes.append([{"offset": flag} for flag in ((True,) if self.named else (False, True))])
         if self._has_families():
@@ -201,9 +200,7 @@ class FitWorkbench:
         families = [(p.rail, p.family) for p in self.table.predictors if p.family]
         return len(set(families)) < len(families)
 
-    def design(
-        self, model: rail_terms.CounterModelKind, settings: FitSettings
-    ) -> tuple[rail_terms.ModelTerms, rail_terms.GramCells]:
+    def design(self, model: CounterModelKind, settings: FitSettings) -> tuple[ModelTerms, GramCells]:
         """Return terms and Gram cells for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
         if key not in self._made:
@@ -215,7 +212,7 @@ class FitWorkbench:
 
     def fit(
         self,
-        model: rail_terms.CounterModelKind,
+        model: CounterModelKind,
         settings: FitSettings,
         train: Mask,
         clocks: Mask | None = None,
@@ -238,10 +235,8 @@ class FitWorkbench:
             found = TermsFit(model, settings, design, cells, how, inferred, pull, signed)
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
-            error = self.predict(found)[rows] / table.power_w[rows] - 1.0
-            spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
             weight = np.ones(table.rows)
-            weight[rows] = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
+            weight[rows] = huber_weights(self.predict(found)[rows] / table.power_w[rows] - 1.0)
             cells = rail_terms.make_gram_cells(table, design, weight)
         return found
 
@@ -260,7 +255,7 @@ class FitWorkbench:
             raise bad_value(self.table.name, "every benchmark at the default clocks", "some are not")
         at = self.anchor[self.table.benchmark]
         predicted_w, switching = self.predict(fit), np.ones(self.table.rows)
-        if fit.model not in (rail_terms.CounterModelKind.RATE, rail_terms.CounterModelKind.LINEAR):
+        if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
             names = zip(fit.design.rail, fit.design.names, strict=True)
             core = np.array([rail == 0 and name not in NOT_EVENTS for rail, name in names])
             felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
@@ -271,9 +266,7 @@ class FitWorkbench:
         return np.asarray(predicted_w + missed_w * switching / switching[at])
 
 
-def choose_settings(
-    bench: FitWorkbench, model: rail_terms.CounterModelKind, train: Mask, inner: Sequence[Mask]
-) -> FitSettings:
+def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, inner: Sequence[Mask]) -> FitSettings:
     """Choose settings axis by axis by their error on the inner folds, from benchmarks of ``train`` only.
 
     The first option of an axis is kept unless another is better by more than the standard error of their difference
@@ -297,13 +290,9 @@ def choose_settings(
 
 
 def held_out_errors(
-    bench: FitWorkbench,
-    model: rail_terms.CounterModelKind,
-    settings: FitSettings,
-    train: Mask,
-    inner: Sequence[Mask],
+    bench: FitWorkbench, model: CounterModelKind, settings: FitSettings, train: Mask, inner: Sequence[Mask],
     anchored: bool = False,
-) -> Array:
+) -> Array:  # fmt: skip
     """Return the mean absolute percentage error of each benchmark of ``train`` with its inner fold held out."""
     table = bench.table
     error = np.full(table.rows, np.nan)
@@ -343,13 +332,9 @@ class HeldOutPrediction:
 
 
 def predict_held_out(
-    bench: FitWorkbench,
-    model: rail_terms.CounterModelKind,
-    labels: LabelCodes,
-    by: str,
-    folds: int = 0,
+    bench: FitWorkbench, model: CounterModelKind, labels: LabelCodes, by: str, folds: int = 0,
     progress: ProgressSink = ignore_progress,
-) -> HeldOutPrediction:
+) -> HeldOutPrediction:  # fmt: skip
     """Hold out each label in turn (or ``folds`` parts of them), choose settings within the rest, and predict it.
 
     The held-out rows influence nothing: neither settings nor the scale of a column, voltages or costs. With the power
@@ -358,8 +343,7 @@ def predict_held_out(
     table = bench.table
     if np.unique(labels).size < 2:
         raise bad_value(table.name, f"at least two {by}s to hold out", f"{np.unique(labels).size}")
-    predicted_w = np.full(table.rows, np.nan)
-    anchored_w = np.full(table.rows, np.nan)
+    predicted_w, anchored_w = np.full((2, table.rows), np.nan)
     chosen: Counter[FitSettings] = Counter()
     outer = deal_folds(labels, folds) if folds else folds_by_label(labels)
     for index, fold in enumerate(outer):

@@ -164,12 +164,9 @@ def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: s
     for event, value in columns.items():
         if (lacking := np.flatnonzero(np.isnan(value))).size:
             needed = [m for m in list_ncu_metrics([event]) if m in known and np.isnan(known[m][lacking]).any()]
-            raise bad_value(
-                f"{where}: kernel {int(lacking[0]) + 1}",
-                f"a number for {', '.join(needed)}",
-                f"none in {lacking.size} of {value.size} kernels",
-                "Collect these kernels again, or remove their rows.",
-            )
+            wanted, found = f"a number for {', '.join(needed)}", f"none in {lacking.size} of {value.size} kernels"
+            do = "Collect these kernels again, or remove their rows."
+            raise bad_value(f"{where}: kernel {int(lacking[0]) + 1}", wanted, found, do)
     active = columns.pop("active_sm", None)
     if active is not None and sm_count is not None:
         columns["idle_sm"] = np.clip(sm_count - active, 0.0, sm_count)
@@ -177,10 +174,8 @@ def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: s
         raise bad_value(where, f"metrics {_TIME} and sm__cycles_elapsed.max", "an export without them")
     duration_s = metrics[_TIME]
     _check_cycles(np.minimum(duration_s, columns["core_cycle"]), where)
-    at = OperatingPoint(clock_hz=columns["core_cycle"] / duration_s)
-    return Activity(
-        duration_s, np.stack(list(columns.values()), axis=-1), tuple(columns), at, ActivitySource.PROFILED
-    )
+    at, value = OperatingPoint(clock_hz=columns["core_cycle"] / duration_s), np.stack(list(columns.values()), axis=-1)
+    return Activity(duration_s, value, tuple(columns), at, ActivitySource.PROFILED)
 
 
 def read_ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
@@ -190,9 +185,8 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
 
 
 def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Array]]:
-    text = (_import_report(path) if path.suffix == ".ncu-rep" else read_bytes(path, _MAX_BYTE)).decode(
-        "utf-8", "replace"
-    )
+    data = _import_report(path) if path.suffix == ".ncu-rep" else read_bytes(path, _MAX_BYTE)
+    text = data.decode("utf-8", "replace")
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)
     if start is None:
         raise bad_value(path.name, 'a CSV with a header that starts with "ID" (ncu --csv)', clip_text(text[:60]))
@@ -226,9 +220,8 @@ def _import_report(path: Path) -> bytes:
     command = [find_ncu(), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
     ended = subprocess.run(command, capture_output=True, timeout=600.0, check=False)
     if ended.returncode != 0:
-        raise bad_value(
-            path.name, "a report that ncu --import reads", clip_text(ended.stdout.decode(errors="replace"), 200)
-        )
+        said = clip_text(ended.stdout.decode(errors="replace"), 200)
+        raise bad_value(path.name, "a report that ncu --import reads", said)
     return ended.stdout
 
 

@@ -220,11 +220,8 @@ def shrinkage_penalty(
         return None
     out = np.zeros((len(design.names), len(design.names)))
     for rail in np.unique(design.rail[design.rail >= 0]):
-        term = [
-            j
-            for j, members in enumerate(design.members)
-            if members and design.rail[j] == rail and full[list(members)].max() > 0
-        ]
+        on = [j for j, members in enumerate(design.members) if members and design.rail[j] == rail]
+        term = [j for j in on if full[list(design.members[j])].max() > 0]
         if len(term) < 2:
             continue
         families = [table.predictors[design.members[j][0]].family or design.names[j] for j in term]
@@ -311,12 +308,8 @@ class VoltagePlan:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Numbers of rises of the core curve, of its floor, and of the memory curve."""
-        core = self.core_hz.size - 1 if self.core else 0
-        return (
-            core,
-            self.memory_hz.size - 1 if self.floored and core else 0,
-            self.memory_hz.size - 1 if self.memory else 0,
-        )
+        core, memory = self.core_hz.size - 1 if self.core else 0, self.memory_hz.size - 1
+        return core, memory if self.floored and core else 0, memory if self.memory else 0
 
     def start(self) -> Array:
         """Return the straight line with which the inference begins."""
@@ -347,14 +340,13 @@ class VoltagePlan:
     def curves(self, theta: Array) -> tuple[RailVoltage, RailVoltage]:
         """Return the voltage of the core and the memory rail as curves over their clocks."""
         core, floor, memory = self.sizes
-        core_level = 1.0 + _step_matrix(self.core_hz.size, self.core_reference) @ theta[:core] if core else None
-        memory_level = (
-            1.0 + _step_matrix(self.memory_hz.size, self.memory_reference) @ theta[core + floor :] if memory else None
-        )
-        flat = RailVoltage.constant()
-        of_memory = RailVoltage(self.memory_hz, memory_level) if memory_level is not None else flat
-        if core_level is None:
+        flat = of_memory = RailVoltage.constant()
+        if memory:
+            rise = _step_matrix(self.memory_hz.size, self.memory_reference) @ theta[core + floor :]
+            of_memory = RailVoltage(self.memory_hz, 1.0 + rise)
+        if not core:
             return flat, of_memory
+        core_level = 1.0 + _step_matrix(self.core_hz.size, self.core_reference) @ theta[:core]
         if not floor:
             return RailVoltage(self.core_hz, core_level), of_memory
         held = np.maximum(1.0 + _floor_matrix(floor) @ theta[core : core + floor], core_level[0])

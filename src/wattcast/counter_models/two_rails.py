@@ -34,17 +34,11 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import database_folder
 from wattcast.core.strict_files import Provenance
-from wattcast.counter_models import counter_table
-from wattcast.counter_models.counter_fit import average_measured_voltage
+from wattcast.counter_models import counter_table, fit_diagnostics
+from wattcast.counter_models.counter_fit import average_measured_voltage, list_test_rows
 from wattcast.counter_models.counter_table import CounterTable
-from wattcast.counter_models.fit_diagnostics import (
-    HIGH_CONDITION,
-    FittedCost,
-    condition_number,
-    interval_factor,
-    variance_inflation,
-)
-from wattcast.counter_models.model_selection import HUBER_LIMIT, FitWorkbench, deal_folds, held_out_errors
+from wattcast.counter_models.fit_diagnostics import HIGH_CONDITION, FittedCost
+from wattcast.counter_models.model_selection import FitWorkbench, deal_folds, held_out_errors, huber_weights
 from wattcast.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.power.activity import known_events
@@ -131,9 +125,8 @@ def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dic
     group = np.array(table.group_names)[table.group][table.benchmark]
     held = (group == table.choose_on) & train & table.at_default()
     if not held.any():
-        raise bad_value(
-            f"{table.name}: choose_on", "a group with rows at the default clocks", table.choose_on or "none"
-        )
+        wanted = "a group with rows at the default clocks"
+        raise bad_value(f"{table.name}: choose_on", wanted, table.choose_on or "none")
     rest = train & (group != table.choose_on)
     out = {}
     for leaning in LEANINGS:
@@ -150,9 +143,7 @@ def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
     memory_w = design.memory_w[train]
 
     def huber(predicted_w: Array) -> Array:
-        error = predicted_w / memory_w - 1.0
-        spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
-        return np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
+        return huber_weights(predicted_w / memory_w - 1.0)
 
     memory = _solve_reweighted(design.memory[train], memory_w, 1.0 / memory_w, huber)
     rest_w = design.power_w - design.memory @ memory
@@ -252,17 +243,14 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     names = ("memory base", *design.memory_events, *awake)
     found += _diagnose_rail(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
     weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
-    number = condition_number(weighted.T @ weighted)
+    number = fit_diagnostics.condition_number(weighted.T @ weighted)
     core_f = dict(zip(design.core_events, costs.core.tolist(), strict=True))
     memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=False))
-    step: dict[str, Any] = {}
-    if awake:
-        step = {"awake_w": float(costs.memory[-1]), "awake_per_s": table.awake_per_s or 1.0}
-    rails = (
-        EventRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]), event_f=core_f),
-        EventRail("memory", RailClock.MEMORY, event_f=memory_j, **step),
-    )
-    model = HybridRail(float(costs.static[0] + costs.memory[0]), rails)
+    core = EventRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]), event_f=core_f)
+    memory = EventRail("memory", RailClock.MEMORY, event_f=memory_j)
+    if table.awake_per_s is not None:
+        memory = replace(memory, awake_w=float(costs.memory[-1]), awake_per_s=table.awake_per_s)
+    model = HybridRail(float(costs.static[0] + costs.memory[0]), (core, memory))
     words = _list_warnings(table, train, found, number)
     predictions = (train, test, predicted_w, held_w)
     return RailsFit(table, design, costs, model, chosen, trials, *predictions, tuple(found), number, words)
@@ -295,9 +283,9 @@ def _diagnose_rail(
     unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
     spread_by_row = even @ bread * unseen[:, np.newaxis]
     error = dict(zip(free.tolist(), (np.linalg.norm(spread_by_row, axis=0) / length).tolist(), strict=True))
-    factor = interval_factor(target.size - free.size)
+    factor = fit_diagnostics.interval_factor(target.size - free.size)
     with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
-    vif = variance_inflation(with_base.T @ with_base)[1:]
+    vif = fit_diagnostics.variance_inflation(with_base.T @ with_base)[1:]
     rows = []
     for j, name in enumerate(names):
         value, spread = float(found[j]), factor * error.get(j, 0.0)
@@ -321,9 +309,8 @@ def _list_warnings(table: CounterTable, rows: Mask, coefficients: list[FittedCos
     if held:
         words.append(f"Held at zero: {', '.join(held)}.")
     if number > HIGH_CONDITION:
-        words.append(
-            f"Condition number {number:.0f} (over {HIGH_CONDITION:.0f}): trust totals more than single costs."
-        )
+        said = f"Condition number {number:.0f} (over {HIGH_CONDITION:.0f})"
+        words.append(f"{said}: trust totals more than single costs.")
     share = float((~table.at_default()).mean())
     words.append(
         f"{share:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
@@ -364,14 +351,9 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
             for c in result.coefficients
         ],
         "condition": result.condition,
-        "test": [
-            {
-                "benchmark": table.benchmark_names[table.benchmark[i]],
-                "measured_w": float(table.power_w[i]),
-                "predicted_w": float(result.predicted_w[i]),
-            }
-            for i in np.flatnonzero(test)
-        ],
+        "test": list_test_rows(
+            [table.benchmark_names[b] for b in table.benchmark[test]], table.power_w[test], result.predicted_w[test]
+        ),
         "warnings": list(result.warnings),
     }
 

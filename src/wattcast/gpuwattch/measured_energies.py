@@ -298,10 +298,8 @@ def measured_chip(name: str) -> MeasuredChip:
     busy = ours.energy_j["busy_sm_cycle"] / theirs.energy_j["busy_sm_cycle"] * sms * tops[0] / tops[1]
     values |= {CONSTANT: file.values[CONSTANT].scaled(idle[0] / idle[1], _CARRIED_ERROR)}
     values |= {ACTIVE: file.values[ACTIVE].scaled(busy, _CARRIED_ERROR)}
-    told = f"; {', '.join(watched)} follow watts measured on it" if watched else "; no watt of it was used"
-    source = (
-        f"energies of the H200 times the ratio of module energies in the bundles of {gpu.name} and {PARENT}{told}"
-    )
+    source = f"energies of the H200 times the ratio of module energies in the bundles of {gpu.name} and {PARENT}; "
+    source += f"{', '.join(watched)} follow watts measured on it" if watched else "no watt of it was used"
     return MeasuredChip(gpu.name, values, source, bundle, design)
 
 
@@ -343,11 +341,9 @@ def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> Energy
     table = _unscaled_table(architecture, chip)
     interval: dict[str, tuple[float, float]] = {}
     for key, term in TERMS.items():
-        ratio = [
-            end / chip.values[key].value if chip.values[key].value else 1.0
-            for end in (chip.values[key].low, chip.values[key].high)
-        ]
-        interval |= {c: (ratio[0] * table.energy_j[c], ratio[1] * table.energy_j[c]) for c in term.counters}
+        found = chip.values[key]
+        low, high = (end / found.value if found.value else 1.0 for end in (found.low, found.high))
+        interval |= {c: (low * table.energy_j[c], high * table.energy_j[c]) for c in term.counters}
     return replace(table, name=f"{chip.name}-measured", source=chip.source, interval_j=interval)
 
 
@@ -356,10 +352,9 @@ def measured_model(name: str) -> tuple[ChipArchitecture, EnergyTable, BuiltCompo
     chip = measured_chip(name)
     architecture = measured_architecture(chip)
     table = measured_table(chip, architecture)
-    components = read_component_set(SimulatorDialect.ACCELWATTCH)
-    built = build_component_model(
-        architecture, table, components, sm_count=chip.design.sm_count, voltage=voltage_curve(chip), capped=False
-    )
+    components, sms = read_component_set(SimulatorDialect.ACCELWATTCH), chip.design.sm_count
+    voltage = voltage_curve(chip)
+    built = build_component_model(architecture, table, components, sm_count=sms, voltage=voltage, capped=False)
     return architecture, table, built
 
 
@@ -417,20 +412,14 @@ def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
     kept, known = operators.select(held), operators.select(~held)
     chip = measured_chip(gpu)
     power_w = measured_model(gpu)[2].model.power(launches_to_activity(kept, float(chip.design.sm_count))).total_w
-    family = np.array(kept.families)
-    by_family = {
-        name: (int((family == name).sum()), mean_percent_error(power_w[family == name], kept.power_w[family == name]))
-        for name in dict.fromkeys(kept.families)
-    }
-    flat = np.full(len(kept.names), known.power_w.mean())
-    return HeldOutJudgement(
-        len(kept.names),
-        len(set(kept.names)),
-        mean_percent_error(power_w, kept.power_w),
-        float(100.0 * np.mean(power_w / kept.power_w - 1.0)),
-        by_family,
-        mean_percent_error(flat, kept.power_w),
-    )
+    rows, flat = len(kept.names), np.full(len(kept.names), known.power_w.mean())
+    by_family = {}
+    for name in dict.fromkeys(kept.families):
+        own = np.array(kept.families) == name
+        by_family[name] = int(own.sum()), mean_percent_error(power_w[own], kept.power_w[own])
+    error, floor = (mean_percent_error(watts, kept.power_w) for watts in (power_w, flat))
+    bias = float(100.0 * np.mean(power_w / kept.power_w - 1.0))
+    return HeldOutJudgement(rows, len(set(kept.names)), error, bias, by_family, floor)
 
 
 def _format_interval(value: MeasuredValue, size: float, unit: str) -> str:

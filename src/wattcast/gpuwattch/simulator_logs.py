@@ -60,9 +60,8 @@ def find_source(path: Path) -> CounterSource:
         return CounterSource.POWER_REPORT
     if _GEM5_START in head:  # begins with ten dashes, a table of Accel-Sim's with a hundred
         return CounterSource.GEM5
-    if head.startswith(_DIVISION) or re.search(
-        r"^\s*(gpu_sim_cycle|gpgpu_simulation_time|GPGPU-Sim)", head, re.MULTILINE
-    ):
+    logged = re.search(r"^\s*(gpu_sim_cycle|gpgpu_simulation_time|GPGPU-Sim)", head, re.MULTILINE)
+    if logged or head.startswith(_DIVISION):
         return CounterSource.ACCELSIM
     return CounterSource.NCU if re.search(r'^"?ID"?,', head, re.MULTILINE) else CounterSource.TRACE
 
@@ -123,12 +122,12 @@ def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
         raise bad_value(f"{path.name}: gpu_sim_cycle", "cycles above zero", cycles.min())
     at = OperatingPoint(clock_hz=clock_hz)
     activity = Activity(cycles / clock_hz, value, events, at, ActivitySource.SIMULATED)
-    how = (
-        "statistics of get_stats.py, a row a kernel"
-        if is_table
-        else "each kernel is the difference of the log's totals"
+    by_table, by_log = (
+        "statistics of get_stats.py, a row a kernel",
+        "each kernel is the difference of the log's totals",
     )
-    return CountedKernels(tuple(name for name, _ in rows), activity, {}, (how,))
+    names = tuple(name for name, _ in rows)
+    return CountedKernels(names, activity, {}, (by_table if is_table else by_log,))
 
 
 def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:

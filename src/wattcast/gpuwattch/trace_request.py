@@ -23,16 +23,12 @@ from wattcast.core.errors import MissingSpecification, bad_value
 from wattcast.core.strict_files import read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
+from wattcast.gpuwattch import architecture as architecture_files
 from wattcast.gpuwattch import measured_energies, simulator_logs
-from wattcast.gpuwattch.architecture import (
-    ChipArchitecture,
-    SimulatorConfig,
-    SteadyStateDefinition,
-    read_architecture,
-    read_simulator_config,
-)
+from wattcast.gpuwattch.architecture import ChipArchitecture, SimulatorConfig, read_architecture
 from wattcast.gpuwattch.component_build import build_component_model
 from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_component_set, read_energies
+from wattcast.gpuwattch.simulator_logs import CountedKernels, CounterSource
 from wattcast.gpuwattch.trace_outputs import draw_component_power
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
 from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
@@ -140,10 +136,9 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         outputs = WantedFiles(report, traces, traces, steady, parquet, request.figure)
         if off := [name for name in switches if not getattr(config, name)]:
             notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
+    scaling, custom = found.trace_scaling(request), components.custom
     run = TraceRun(
-        trace=open_metric_trace(
-            request.trace, dialect, found.trace_scaling(request), components.custom, request.follow_s
-        ),
+        trace=open_metric_trace(request.trace, dialect, scaling, custom, request.follow_s),
         model=built.model,
         components=components,
         sampling=sampling,
@@ -188,9 +183,10 @@ def read_chip(request: TraceRequest) -> ChipFiles:
     """Read architecture, simulator configuration and energies, and check that they belong together."""
     notes: list[str] = []
     chip = find_measured_chip(request.architecture)
-    architecture = (
-        read_architecture(request.architecture) if chip is None else measured_energies.measured_architecture(chip)
-    )
+    if chip is None:
+        architecture = read_architecture(request.architecture)
+    else:
+        architecture = measured_energies.measured_architecture(chip)
     dialect = architecture.dialect
     if request.compat is not None and request.compat is not dialect:
         do = f"Leave --compat out or say --compat {dialect}."
@@ -264,7 +260,7 @@ def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
         if path is None and (near.parent / SIMULATOR_CONFIG_FILE).is_file():
             path = near.parent / SIMULATOR_CONFIG_FILE
             notes.append(f"{SIMULATOR_CONFIG_FILE} found beside {near.name} and read")
-    config = read_simulator_config(path) if path else SimulatorConfig()
+    config = architecture_files.read_simulator_config(path) if path else SimulatorConfig()
     if request.sm_count is not None:
         config = replace(config, sm_count=request.sm_count)
     if request.sample_cycle is not None:
@@ -272,7 +268,7 @@ def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
     elif path is None:
         notes.append(f"samples of {config.sample_cycle} cycles, the simulator's default")
     if request.steady is not None:
-        config = replace(config, steady=SteadyStateDefinition.read(request.steady, "--steady"))
+        config = replace(config, steady=architecture_files.SteadyStateDefinition.read(request.steady, "--steady"))
     return config
 
 
@@ -316,16 +312,12 @@ class CountedKernelPower:
     def to_plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         rows = zip(self.names, self.duration_s.tolist(), self.power.part_w.tolist(), strict=True)
+        kernels = []
+        for name, seconds, watts in rows:
+            parts = dict(zip(self.power.parts, watts, strict=True))
+            kernels.append({"name": name, "duration_s": seconds, "power_w": float(np.sum(watts)), "part_w": parts})
         return {
-            "kernels": [
-                {
-                    "name": name,
-                    "duration_s": seconds,
-                    "power_w": float(np.sum(watts)),
-                    "part_w": dict(zip(self.power.parts, watts, strict=True)),
-                }
-                for name, seconds, watts in rows
-            ],
+            "kernels": kernels,
             "parts_lost": list(self.lost),
             "parts_partial": list(self.partial),
             "notes": list(self.notes),
@@ -333,39 +325,33 @@ class CountedKernelPower:
         }
 
 
-def compute_kernel_power(request: TraceRequest, source: simulator_logs.CounterSource) -> CountedKernelPower:
+def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
     """Compute the power of each kernel from counters of whole kernels and write it to ``kernel_power.csv``.
 
     Components that no counter shows are left out and named, and so are those that only some of their counters show.
     """
     files = read_chip(request)
     architecture, config, table, clock_hz, components, notes, chip = files
-    built = build_component_model(
-        architecture,
-        table,
-        components,
-        sm_count=config.sm_count,
-        voltage=files.voltage,
-        threads=request.threads_per_warp,
-        capped=source is simulator_logs.CounterSource.POWER_REPORT and request.compat is not None,
-    )
-    if source is simulator_logs.CounterSource.NCU and chip is not None:
-        found = simulator_logs.CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
-    elif source is simulator_logs.CounterSource.NCU:
-        found = simulator_logs.CountedKernels(*read_ncu(request.trace, config.sm_count))
-    elif source is simulator_logs.CounterSource.POWER_REPORT:
-        sampling = TraceSampling(config.sample_cycle, clock_hz)
-        found = simulator_logs.read_power_report(
-            request.trace, architecture.dialect, files.trace_scaling(request), sampling
-        )
-    elif source is simulator_logs.CounterSource.ACCELSIM:
-        found = simulator_logs.read_accelsim(request.trace, clock_hz)
-    elif source is simulator_logs.CounterSource.GEM5:
-        found = simulator_logs.read_gem5_stats(request.trace)
-    else:
-        if request.clock_hz is None:
+    of_report = source is CounterSource.POWER_REPORT
+    how: dict[str, Any] = {"sm_count": config.sm_count, "threads": request.threads_per_warp}
+    capped = of_report and request.compat is not None
+    built = build_component_model(architecture, table, components, voltage=files.voltage, capped=capped, **how)
+    match source:
+        case CounterSource.NCU if chip is not None:
+            found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
+        case CounterSource.NCU:
+            found = CountedKernels(*read_ncu(request.trace, config.sm_count))
+        case CounterSource.POWER_REPORT:
+            scaling, sampling = files.trace_scaling(request), TraceSampling(config.sample_cycle, clock_hz)
+            found = simulator_logs.read_power_report(request.trace, architecture.dialect, scaling, sampling)
+        case CounterSource.ACCELSIM:
+            found = simulator_logs.read_accelsim(request.trace, clock_hz)
+        case CounterSource.GEM5:
+            found = simulator_logs.read_gem5_stats(request.trace)
+        case _ if request.clock_hz is None:
             raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
-        found = simulator_logs.CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
+        case _:
+            found = CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
     names, activity = found.names, found.activity
     notes += found.notes
     model, lost, partial = built.model.seen_by(activity.events)

@@ -167,16 +167,13 @@ class LaneFinder:
             kept = ~ending & (kernel < len(sums))
             np.add.at(sums, kernel[kept], np.stack([np.ones_like(lanes), lanes, lanes > 0], axis=1)[kept])
         for listed, (samples, lanes_sum, working) in zip(self.job.kernels, sums.tolist(), strict=True):
-            wanted = None
-            if listed.mean_threads is not None:
-                wanted = listed.mean_threads * samples
-            elif listed.threads is not None:
-                wanted = listed.threads * working
-            known = wanted is not None and lanes_sum > 0
-            ratio = wanted / lanes_sum if wanted is not None and known else 1.0
+            by_report = listed.mean_threads is not None
+            mean, counted = (listed.mean_threads, samples) if by_report else (listed.threads, working)
+            known = mean is not None and lanes_sum > 0
+            ratio = mean * counted / lanes_sum if mean is not None and known else 1.0
             full = abs(ratio - 1.0) <= _REPORTED_DIGITS
             self.factor.append(1.0 if full else ratio)
-            self.exact.append(known and (full or working <= 1) and listed.mean_threads is not None)
+            self.exact.append(known and (full or working <= 1) and by_report)
 
     def estimate(self, activity: Activity) -> tuple[Array, Mask]:
         """Return lanes by the pipeline duty, and which samples it shows to be divergent."""
@@ -224,9 +221,8 @@ class LaneFinder:
         if self.doubtful:
             shown = ", ".join(map(str, self.doubtful[:8])) + (" ..." if len(self.doubtful) > 8 else "")
             how = "estimated from the pipeline duty" + (" and the kernel's mean" if self.factor else "")
-            said += (
-                f"; {len(self.doubtful)} divergent samples ({shown}) are {how}: STATICP and total are uncertain there"
-            )
+            said += f"; {len(self.doubtful)} divergent samples ({shown}) are {how}"
+            said += ": STATICP and total are uncertain there"
         elif self.unchecked:
             said += (
                 f"; {self.unchecked} samples could not be checked for divergence: that needs gpgpu_clock_gated_lanes "
@@ -249,9 +245,8 @@ class _TracePass:
         self.tally = trace_statistics.KernelTally(len(parts), len(columns))
         self.states = trace_statistics.SteadyStateFinder(job.config.steady, len(columns))
         self.timeline = trace_outputs.PowerBins(len(parts))
-        self.restorer = (
-            trace_outputs.IdleSmRestorer.make(job.trace, job.sampling, job.config.sm_count) if job.compat else None
-        )
+        sms = job.config.sm_count if job.compat else None
+        self.restorer = trace_outputs.IdleSmRestorer.make(job.trace, job.sampling, sms)
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
         self.writer = trace_outputs.BackgroundWriter()
@@ -304,12 +299,8 @@ class _TracePass:
             total_w = job.model.original_total_w(power, activity, job.components.steady_leaves_out)
         self._write_rows(block, power, total_w, ends)
         self._add_kernels(power, total_w, exact, threads.get("threads_per_warp"), ends)
-        columns = {
-            "duration_s": activity.duration_s,
-            "clock_hz": np.asarray(activity.at.clock_hz),
-            "power_w": total_w,
-        }
-        self._sum_samples(power, columns | threads, ends)
+        clocks = {"duration_s": activity.duration_s, "clock_hz": np.asarray(activity.at.clock_hz)}
+        self._sum_samples(power, clocks | {"power_w": total_w} | threads, ends)
 
     def finish(self) -> None:
         """Report kernels and steady states, which only the end of the trace completes."""
@@ -389,29 +380,19 @@ class _TracePass:
 
 def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     """Return the outcome of a pass as plain values for JSON."""
-    names = [k.name for k in job.kernels]
+    names, kernels = [k.name for k in job.kernels], []
+    for k in result.kernels:
+        watts = {"mean_w": k.mean_w, "max_w": k.highest.power_w, "min_w": k.lowest.power_w}
+        parts = dict(zip(job.model.parts, k.mean_part_w.tolist(), strict=True)) if k.samples else {}
+        kernel: dict[str, Any] = {"name": names[k.index] if k.index < len(names) else None, "samples": k.samples}
+        kernel |= {key: value if k.samples else None for key, value in watts.items()}
+        kernels.append(kernel | {"finished": k.finished, "mean_part_w": parts})
+    regions = [vars(region) for region in result.regions if region is not None]
     return {
-        "samples": result.samples,
-        "duration_s": result.duration_s,
-        "energy_j": result.energy_j,
+        **{key: getattr(result, key) for key in ("samples", "duration_s", "energy_j")},
         "mean_power_w": result.energy_j / result.duration_s if result.duration_s else None,
-        "kernels": [
-            {
-                "name": names[k.index] if k.index < len(names) else None,
-                "samples": k.samples,
-                "mean_w": k.mean_w if k.samples else None,
-                "max_w": k.highest.power_w if k.samples else None,
-                "min_w": k.lowest.power_w if k.samples else None,
-                "finished": k.finished,
-                "mean_part_w": dict(zip(job.model.parts, k.mean_part_w.tolist(), strict=True)) if k.samples else {},
-            }
-            for k in result.kernels
-        ],
-        "steady_states": [
-            {"start": r.start, "end": r.end, "kernel": r.kernel, "power_w": r.power_w}
-            for r in result.regions
-            if r is not None
-        ],
+        "kernels": kernels,
+        "steady_states": [{key: r[key] for key in ("start", "end", "kernel", "power_w")} for r in regions],
         "files": [str(path) for path in result.files],
         "notes": result.notes,
         "uncertain_static_samples": result.doubtful,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
 
@@ -104,27 +105,14 @@ class KernelTally:
         """End the running kernel and append its figures."""
         with np.errstate(invalid="ignore"):
             mean = np.true_divide(self._sum, self.running)
-        _, mean_part_w, mean_counter, mean_thread = np.split(mean, self._edges)
-        high, low = (
-            ExtremeSample(float(row[0]), *np.split(row, self._edges)[1:3]) for row in (self._high, self._low)
-        )
-        self.kernels.append(
-            KernelPower(
-                len(self.kernels),
-                self.running,
-                float(mean[0]) if self.running else 0.0,
-                mean_part_w,
-                mean_counter,
-                np.split(self._sum, self._edges)[2],
-                high,
-                low,
-                None if np.isnan(mean_thread[0]) else float(mean_thread[0]),
-                self._all_sum / self._all_count if self._all_count else float("nan"),
-                self._all_max,
-                self._all_min,
-                finished,
-            )
-        )
+        rows = [np.split(row, self._edges) for row in (mean, self._sum, self._high, self._low)]
+        high, low = (ExtremeSample(float(power_w[0]), *counted[:2]) for power_w, *counted in rows[2:])
+        mean_w, threads = float(mean[0]) if self.running else 0.0, float(mean[-1])
+        counted = rows[0][1], rows[0][2], rows[1][2]
+        so_far = self._all_sum / self._all_count if self._all_count else float("nan"), self._all_max, self._all_min
+        thread = None if np.isnan(threads) else threads
+        place = len(self.kernels), self.running
+        self.kernels.append(KernelPower(*place, mean_w, *counted, high, low, thread, *so_far, finished))
         self._start_kernel()
 
 
@@ -243,30 +231,16 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
                     raise bad_value(f"{where}: line {line}: {key}", "a whole number", row[key])
     else:
         launches = [{"name": clip_text(line.strip(), 4096)} for line in lines]
-    counted = _count_samples([float(k["cycles"]) if k.get("cycles") else None for k in launches], sample_cycle)
-    return tuple(
-        ListedKernel(
-            str(k["name"]),
-            int(k.get("uid") or i),
-            int(k["samples"]) if k.get("samples") else count,
-            parse_figure(k.get("ipc")),
-            parse_figure(k.get("mean_threads")),
-            parse_figure(k.get("threads")),
-        )
-        for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1)
-    )
-
-
-def _count_samples(cycles: Sequence[float | None], sample_cycle: int) -> list[int | None]:
-    """Count the samples in each kernel: one at every multiple of the sample length since the program began."""
-    found: list[int | None] = []
-    total = 0.0
-    for count in cycles:
-        if count is None:
-            return [None] * len(cycles)
-        found.append(int((total + count) // sample_cycle - total // sample_cycle))
-        total += count
-    return found
+    counted: Iterable[int | None] = [None] * len(launches)
+    if all(k.get("cycles") for k in launches):  # a sample at every multiple of its length since the program began
+        passed = [total // sample_cycle for total in accumulate((float(k["cycles"]) for k in launches), initial=0.0)]
+        counted = [int(after - before) for before, after in pairwise(passed)]
+    found = []
+    for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1):
+        samples = int(k["samples"]) if k.get("samples") else count
+        figures = [parse_figure(k.get(key)) for key in ("ipc", "mean_threads", "threads")]
+        found.append(ListedKernel(str(k["name"]), int(k.get("uid") or i), samples, *figures))
+    return tuple(found)
 
 
 def parse_figure(text: str | None) -> float | None:
@@ -293,15 +267,10 @@ class KernelEndFinder:
     _last: Array | None = None
 
     def __post_init__(self) -> None:
-        counts = [k.samples for k in self.kernels]
-        if counts and all(count is not None for count in counts):
-            rows = np.cumsum([count + 1 for count in counts if count is not None]) - 1
-            self._planned = [int(row) for row in rows]
-
-    @property
-    def by_list(self) -> bool:
-        """Whether the list of kernels, and not the rows, determines where kernels end."""
-        return bool(self._planned)
+        counts = [k.samples for k in self.kernels if k.samples is not None]
+        if len(counts) == len(self.kernels):
+            self._planned = [int(row) for row in np.cumsum([count + 1 for count in counts]) - 1]
+        self.by_list = bool(self._planned)  # the list of kernels, and not the rows, determines where kernels end
 
     def mark(self, value: Array, following: Array | None) -> Mask:
         """Mark the rows of a block that end a kernel; ``following`` is the first row after the block, if any."""

@@ -12,19 +12,10 @@ from functools import lru_cache
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
+from wattcast.workload import model_options
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
-from wattcast.workload.model_options import (
-    ModelOptions,
-    OutputHead,
-    SoftwareStack,
-    WorkloadPhase,
-    activation_dtype,
-    count_output,
-    decode_group_size,
-    name_graph,
-    resolve_options,
-)
+from wattcast.workload.model_options import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, resolve_options
 from wattcast.workload.operator_types import Collective
 from wattcast.workload.program import PassSettings, Program, gradient_exchange_block, optimiser_block
 
@@ -68,14 +59,14 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     # so that this is a whole number and sums over a group that are linear in the context are exact.
     steps, done = (options.tokens or 1) - 1, 0
     while done < steps:
-        here = min(decode_group_size(steps), steps - done)
+        here = min(model_options.decode_group_size(steps), steps - done)
         step = _trace_decode_step(model, options, done + here // 2)
         blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
         step.release()
         done += here
     if steps:
         passes.append(_trace_decode_step(model, options, steps - 1))
-    training, dtype = options.phase is WorkloadPhase.TRAIN, activation_dtype(options)
+    training, dtype = options.phase is WorkloadPhase.TRAIN, model_options.activation_dtype(options)
     if options.pp > 1:  # activations go forward to the next stage, gradients backward
         layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
         byte, stride = layers.outputs[0].storage.byte, options.pipeline_stride
@@ -86,26 +77,16 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     if training:
         blocks.append(optimiser_block(first.parameter_count, dtype))
     if options.stack is SoftwareStack.ENGINE:
-        blocks = [
-            replace(b, ops=tuple(replace(o, software="engine") if isinstance(o, Collective) else o for o in b.ops))
-            for b in blocks
-        ]
+        for i, block in enumerate(blocks):
+            ops = (replace(op, software="engine") if isinstance(op, Collective) else op for op in block.ops)
+            blocks[i] = replace(block, ops=tuple(ops))
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
         program.release()
-    tokens, items = count_output(model, options)
-    return Graph(
-        name=name_graph(model, options),
-        blocks=tuple(blocks),
-        memory_byte=memory_byte,
-        assumptions=tuple(assumptions),
-        stack=str(options.stack),
-        phase=str(options.phase),
-        tokens=tokens,
-        items=items,
-        item=model.template.item,
-        gpu_count=options.gpu_count,
-    )
+    name, how = model_options.name_graph(model, options), (str(options.stack), str(options.phase))
+    tokens, items = model_options.count_output(model, options)
+    item, count = model.template.item, options.gpu_count
+    return Graph(name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count)
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: int | None = None) -> Program:
@@ -116,7 +97,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
     source = (options.seq or 1) if model.template.source else 0
     if source and options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
         past, length = (past - source + 1 if past else 0), 1  # the decoder begins with a start token, then its answer
-    dtype = activation_dtype(options)
+    dtype = model_options.activation_dtype(options)
     served = options.stack is SoftwareStack.ENGINE and model.template.engine
     run = PassSettings(
         batch=options.batch,
@@ -129,15 +110,10 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
         attention=options.attention,
         head=options.head or OutputHead.NONE,
         stack=SoftwareStack.ENGINE if served else SoftwareStack.EAGER,
-        tp=options.tp,
-        ep=options.ep,
-        cp=options.cp,
         training=training,
-        skew=options.skew,
         image=options.image or 0,
         tf32=options.dtype is Dtype.TF32,
-        recipe=options.recipe,
-        kv_dtype=options.kv_dtype,
+        **{name: getattr(options, name) for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype")},
     )
     program: Program = model.template.trace(model.dims, run, options.pp)
     if training:

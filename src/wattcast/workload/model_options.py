@@ -131,9 +131,8 @@ class ModelOptions:
     @classmethod
     def from_names(cls, **given: object) -> ModelOptions:
         """Make options from names and words as people and files give them."""
-        for name in given:
-            if name not in OPTION_NAMES:
-                raise unknown_option_error(name)
+        for name in given.keys() - OPTION_NAMES:
+            raise unknown_option_error(name)
         return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
 
     def __post_init__(self) -> None:
@@ -329,7 +328,7 @@ def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, i
 
 
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
-    """Check that tensor-parallel GPUs share heads and widths evenly, and that each stage has a layer."""
+    """Check that GPUs share heads, widths and experts evenly, and that each stage has a layer."""
     dims: Any = model.dims
     if options.tp > 1:
         if model.kind is ModelKind.VISION:
@@ -341,7 +340,17 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
         kv_heads = getattr(dims, "kv_heads", options.tp)
         if kv_heads % options.tp and options.tp % kv_heads:
             raise bad_value(f"{model.name}: tp", f"a divisor or multiple of kv_heads={kv_heads}", options.tp)
-    _check_experts(model, options)
+    ep, tp, dp, experts = options.ep, options.tp, options.dp, getattr(dims, "experts", 0)
+    if ep > 1:  # GPUs share experts evenly, within a replica or over whole replicas
+        if not experts:
+            raise bad_value(f"{model.name}: ep", "1 for a model without experts", ep)
+        if options.phase is WorkloadPhase.TRAIN:
+            raise bad_value(f"{model.name}: ep", "1 in training", ep, "Use --tp.")
+        if experts % ep:
+            raise bad_value(f"{model.name}: ep", f"a divisor of its {experts} experts", ep)
+        if (tp % ep and ep % tp) or tp * dp % ep:
+            wanted = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
+            raise bad_value(f"{model.name}: ep", wanted, ep, "Set --tp or --dp to the GPUs that share the experts.")
     if options.cp > 1:
         served = options.stack is SoftwareStack.ENGINE and model.kind is ModelKind.LANGUAGE
         if not served or not hasattr(dims, "kv_heads") or options.phase is WorkloadPhase.TRAIN:
@@ -354,94 +363,59 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
         raise bad_value(f"{model.name}: pp", f"at most as many stages as layers ({layers})", options.pp)
 
 
-def _check_experts(model: ModelSpec, options: ModelOptions) -> None:
-    """Check that GPUs share experts evenly, within a replica or over whole replicas."""
-    ep, tp, dp = options.ep, options.tp, options.dp
-    if ep == 1:
-        return
-    experts = getattr(model.dims, "experts", 0)
-    if not experts:
-        raise bad_value(f"{model.name}: ep", "1 for a model without experts", ep)
-    if options.phase is WorkloadPhase.TRAIN:
-        raise bad_value(f"{model.name}: ep", "1 in training", ep, "Use --tp.")
-    if experts % ep:
-        raise bad_value(f"{model.name}: ep", f"a divisor of its {experts} experts", ep)
-    if (tp % ep and ep % tp) or tp * dp % ep:
-        wanted = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
-        raise bad_value(f"{model.name}: ep", wanted, ep, "Set --tp or --dp to the GPUs that share the experts.")
-
-
 def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     """Return a sentence for everything that holds for this run and is not an option."""
-    said: list[str] = []
-    dtype, phase = activation_dtype(options), options.phase
-    if model.note:
-        said.append(f"{model.name}: {model.note}")
-    if model.kind is not ModelKind.VISION:
-        said.append("no padding: all sequences are of one length")
-    if phase is WorkloadPhase.DECODE:
-        said.append(f"one new token a sequence behind a cache of {options.seq}")
-    if model.template.source:
-        said.append(f"an encoder reads {options.seq} tokens; the decoder begins with a start token")
+    o, dtype, phase, recipe = options, activation_dtype(options), options.phase, options.recipe
+    by_engine, seq, group = o.stack is SoftwareStack.ENGINE, o.seq, decode_group_size((o.tokens or 1) - 1)
     decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
-    if decoding and options.stack is not SoftwareStack.ENGINE:
-        said.append("the cache grows by concatenation (Hugging Face DynamicCache)")
-    if phase is WorkloadPhase.GENERATE:
-        size = decode_group_size((options.tokens or 1) - 1)
-        said.append(f"the prefill yields the first token; decode steps in groups of {size}, each at its mean context")
-    if phase is WorkloadPhase.TRAIN:
-        said.append(f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping")
     grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
-    if grouped and dtype is Dtype.FP32 and options.attention is AttentionMode.FLASH:
-        said.append("fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32")
-    elif options.recipe is not None:
-        said.append(_describe_recipe(options.recipe))
-    elif options.dtype is Dtype.FP8:
-        said.append("fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16")
-    elif options.dtype is Dtype.INT8:
-        said.append("int8: weights of linear layers are kept in int8 and multiplied in bf16; all else in bf16")
-    if options.stack is SoftwareStack.COMPILED:
-        said.append("compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not")
-    elif options.stack is SoftwareStack.ENGINE and model.template.engine:
-        said.append(
-            f"engine: vLLM's kernels, merged projections, paged cache in {options.kv_dtype or dtype}; weights and "
-            "activations as random numbers of usual size"
-        )
-    elif options.stack is SoftwareStack.ENGINE:
-        said.append(f"no engine template for {model.architecture}: fused as a compiler would")
-    if getattr(model.dims, "experts", 0) and options.skew:
-        said.append(f"a share of {options.skew:g} of all expert choices falls on the same experts, the rest is even")
-    elif getattr(model.dims, "experts", 0) and options.stack is SoftwareStack.ENGINE:
-        said.append("each token draws its experts at random, all alike; an expert that none draws is not read")
-    elif getattr(model.dims, "experts", 0):
-        said.append("tokens are spread evenly over the experts")
-    if options.tp > 1:
-        said.append(
-            f"one of {options.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out"
-        )
-    if options.pp > 1:
-        said.append(
-            f"one of {options.pp} pipeline stages, with the largest share of the layers and both embedding and head; "
-            "waiting for other stages is not counted"
-        )
-    if options.dp > 1:
-        said.append(f"one of {options.dp} replicas, each with its own batch")
-    if options.ep > 1:
-        said.append(
-            f"experts are spread over {options.ep} GPUs, and this is the one that gets most tokens by chance"
-            + (" and skew" if options.skew else "")
-        )
-    if options.cp > 1:
-        said.append(f"one of {options.cp} GPUs that share each sequence and its cache")
-    return said
-
-
-def _describe_recipe(recipe: WeightRecipe) -> str:
-    kept = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales)"
-    if recipe.activations is None:
-        return f"{kept}, widened on chip and multiplied in bf16 by {recipe.kernel}; all else in bf16"
-    scale = "128 values" if recipe.mode == "block" else "a token"
-    return f"{kept}, activations quantized to {recipe.activations} with a scale for {scale}; all else in bf16"
+    formats, experts = "", ""
+    if grouped and dtype is Dtype.FP32 and o.attention is AttentionMode.FLASH:
+        formats = "fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32"
+    elif recipe is not None:
+        formats = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales), "
+        scale = f"{recipe.activations} with a scale for {'128 values' if recipe.mode == 'block' else 'a token'}"
+        widened = f"widened on chip and multiplied in bf16 by {recipe.kernel}"
+        formats += widened if recipe.activations is None else f"activations quantized to {scale}"
+        formats += "; all else in bf16"
+    elif o.dtype is Dtype.FP8:
+        formats = "fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16"
+    elif o.dtype is Dtype.INT8:
+        formats = "int8: weights of linear layers are kept in int8 and multiplied in bf16; all else in bf16"
+    if getattr(model.dims, "experts", 0):
+        even = "tokens are spread evenly over the experts"
+        drawn = "each token draws its experts at random, all alike; an expert that none draws is not read"
+        skewed = f"a share of {o.skew:g} of all expert choices falls on the same experts, the rest is even"
+        experts = skewed if o.skew else drawn if by_engine else even
+    by_chance = "by chance and skew" if o.skew else "by chance"
+    said = {
+        f"{model.name}: {model.note}": model.note,
+        "no padding: all sequences are of one length": model.kind is not ModelKind.VISION,
+        f"one new token a sequence behind a cache of {seq}": phase is WorkloadPhase.DECODE,
+        f"an encoder reads {seq} tokens; the decoder begins with a start token": model.template.source,
+        "the cache grows by concatenation (Hugging Face DynamicCache)": decoding and not by_engine,
+        f"the prefill yields the first token; decode steps in groups of {group}, each at its mean context": (
+            phase is WorkloadPhase.GENERATE
+        ),
+        f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": phase is WorkloadPhase.TRAIN,
+        formats: formats,
+        "compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not": (
+            o.stack is SoftwareStack.COMPILED
+        ),
+        f"engine: vLLM's kernels, merged projections, paged cache in {o.kv_dtype or dtype}; weights and activations "
+        "as random numbers of usual size": by_engine and model.template.engine,
+        f"no engine template for {model.architecture}: fused as a compiler would": (
+            by_engine and not model.template.engine
+        ),
+        experts: experts,
+        f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out": o.tp > 1,
+        f"one of {o.pp} pipeline stages, with the largest share of the layers and both embedding and head; waiting "
+        "for other stages is not counted": o.pp > 1,
+        f"one of {o.dp} replicas, each with its own batch": o.dp > 1,
+        f"experts are spread over {o.ep} GPUs, and this is the one that gets most tokens {by_chance}": o.ep > 1,
+        f"one of {o.cp} GPUs that share each sequence and its cache": o.cp > 1,
+    }
+    return [sentence for sentence, holds in said.items() if holds]
 
 
 def decode_group_size(steps: int) -> int:
@@ -466,8 +440,6 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     words.append(recipe or (f"w-{options.weights}" if options.weights else str(options.dtype)))
     if options.kv_dtype is not None:
         words.append(f"kv-{options.kv_dtype}")
-    words.append(str(options.stack))
-    words += [
-        f"{name}{getattr(options, name)}" for name in ("tp", "pp", "dp", "ep", "cp") if getattr(options, name) > 1
-    ]
+    counts = {name: getattr(options, name) for name in ("tp", "pp", "dp", "ep", "cp")}
+    words += [str(options.stack), *(f"{name}{count}" for name, count in counts.items() if count > 1)]
     return " ".join(words)

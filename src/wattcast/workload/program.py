@@ -453,14 +453,10 @@ def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Ten
         count = mean.writes[0].numel
         rows = RmsNorm(count, _count_elements(mean.op) // count)
     if rows is not None:
-        return type(rows)(
-            rows.rows, rows.dim, backward=rows.backward, dtype=main.dtype, read=read, write=write, label=label
-        )
+        sizes, moved = (rows.rows, rows.dim, None, rows.backward), (read, write)
+        return type(rows)(*sizes, *moved, dtype=main.dtype, label=label)
     names = [op.function for op in pointwise]
     costliest = max(names, key=lambda n: find_function(n).flop + 4.0 * find_function(n).sfu_op)
     function = next((name for idiom, name in _IDIOMS if idiom <= set(names)), costliest)
     # generated code walks strided operands in whole rows, so that a fused kernel is as fast as a contiguous one
-    return Elementwise(
-        function, _largest_elements(group), dtype=main.dtype, read=read, write=write,
-        label=label,
-    )  # fmt: skip
+    return Elementwise(function, _largest_elements(group), dtype=main.dtype, read=read, write=write, label=label)

@@ -9,23 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
 from wattcast.core.units import Dtype
-from wattcast.workload.memory_layout import (
-    Extents,
-    Operand,
-    Shape,
-    classify_layout,
-    contiguous_strides,
-    describe_pointwise,
-    held_byte,
-    is_dense,
-    plan_pointwise,
-    view_strides,
-)
+from wattcast.workload import memory_layout
+from wattcast.workload.memory_layout import Extents, Operand, Shape, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise, Layout
 
@@ -57,7 +46,7 @@ class Tensor:
     @property
     def byte(self) -> int:
         """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions count once."""
-        return held_byte(self.shape, self.strides, self.dtype)
+        return memory_layout.held_byte(self.shape, self.strides, self.dtype)
 
     @property
     def operand(self) -> Operand:
@@ -67,7 +56,8 @@ class Tensor:
     @property
     def is_contiguous(self) -> bool:
         """Whether it lies in memory row by row, without holes."""
-        return self.strides == contiguous_strides(self.shape) or is_dense(self.shape, self.strides, exact=True)
+        row_major = self.strides == contiguous_strides(self.shape)
+        return row_major or memory_layout.is_dense(self.shape, self.strides, exact=True)
 
     # Views: no operator, and the gradient is the inverse view.
 
@@ -85,7 +75,7 @@ class Tensor:
         if (product := prod(shape)) < 0:  # -1 is one of the factors
             shape = tuple([self.numel // -product if size == -1 else size for size in shape])
         assert prod(shape) == self.numel, f"{self.numel} elements as {shape}"
-        strides, before = view_strides(self.shape, self.strides, shape), self.shape
+        strides, before = memory_layout.view_strides(self.shape, self.strides, shape), self.shape
         return None if strides is None else self._view_as(shape, strides, lambda g: (g.reshape(*before),))
 
     def _view_as(self, shape: Shape, strides: Shape, rule: GradientRule) -> Tensor:
@@ -101,7 +91,8 @@ class Tensor:
 
     def permute(self, *order: int) -> Tensor:
         """Put the dimensions into another order."""
-        inverse = _invert_order(order)
+        axes = [axis % len(order) for axis in order]
+        inverse = sorted(range(len(order)), key=axes.__getitem__)
         shape, strides = tuple([self.shape[d] for d in order]), tuple([self.strides[d] for d in order])
         return self._view_as(shape, strides, lambda g: (g.permute(*inverse),))
 
@@ -149,7 +140,7 @@ class Tensor:
     def clone(self) -> Tensor:
         """Return a row-major copy."""
         out = self.tape.empty(self.shape, self.dtype)
-        layout = classify_layout(self.shape, out.strides, [(self.shape, self.strides)])
+        layout = memory_layout.classify_layout(self.shape, out.strides, [(self.shape, self.strides)])
         self.tape.emit_pointwise("copy", (self,), out, layout)
         self.tape.record((out,), (self,), lambda g: (g,))
         return out
@@ -204,12 +195,6 @@ class Tensor:
 
     def __neg__(self) -> Tensor:
         return unary("neg", self, lambda g: -g)
-
-
-@lru_cache
-def _invert_order(order: Shape) -> Shape:
-    rank = len(order)
-    return tuple(sorted(range(rank), key=[axis % rank for axis in order].__getitem__))
 
 
 GradientRule: TypeAlias = Callable[..., Sequence[Tensor | None]]
@@ -332,7 +317,7 @@ def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) ->
     """Launch one elementwise kernel over broadcast inputs; the caller records the gradient."""
     tape = inputs[0].tape
     operands = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
-    shape, strides, dtype, op = plan_pointwise(function, operands, out_dtype)
+    shape, strides, dtype, op = memory_layout.plan_pointwise(function, operands, out_dtype)
     out = tape.empty(shape, dtype, strides)
     tape.entries.append(TapeEntry(op.with_label(tape.label), inputs, (out,)))
     return out
@@ -354,7 +339,7 @@ def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
 
 def add_into(total: Tensor, more: Tensor) -> Tensor:
     """Compute ``total += more``, as autograd gathers the gradients of a tensor that was used twice."""
-    layout = classify_layout(total.shape, total.strides, [(t.shape, t.strides) for t in (total, more)])
+    layout = memory_layout.classify_layout(total.shape, total.strides, [(t.shape, t.strides) for t in (total, more)])
     total.tape.emit_pointwise("add", (total, more), total, layout)
     return total
 
@@ -364,9 +349,8 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     parts = [part for part in parts if part.numel]
     first = parts[0]
     axis %= len(first.shape)
-    out = first.tape.empty(
-        (*first.shape[:axis], sum(t.shape[axis] for t in parts), *first.shape[axis + 1 :]), first.dtype
-    )
+    whole = sum(t.shape[axis] for t in parts)
+    out = first.tape.empty((*first.shape[:axis], whole, *first.shape[axis + 1 :]), first.dtype)
     layout = Layout.CONTIGUOUS if all(t.is_contiguous for t in parts) else Layout.STRIDED
     first.tape.emit_pointwise("cat", parts, out, layout, concatenation_extents(parts, axis))
 

@@ -15,25 +15,9 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.gpuwattch.bottom_up.memory_array import (
-    ACCESS,
-    PULL_DOWN,
-    PULL_UP,
-    ArrayPartition,
-    ArrayPorts,
-    BankCost,
-    bank_cost,
-    bitline_swing_v,
-    cell_sides_um,
-    wire_tree_cost,
-)
-from wattcast.gpuwattch.bottom_up.technology import (
-    CELL_AREA_FEATURE2,
-    Technology,
-    check_at_least_one,
-    find_technology,
-    to_float,
-)
+from wattcast.gpuwattch.bottom_up import memory_array, technology
+from wattcast.gpuwattch.bottom_up.memory_array import ACCESS, PULL_DOWN, PULL_UP, ArrayPartition, ArrayPorts, BankCost
+from wattcast.gpuwattch.bottom_up.technology import Technology, check_at_least_one, to_float
 
 LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
 _AREA_LIMIT = 2.0  # times the smallest: without it large arrays come out at thrice the area they need
@@ -64,12 +48,9 @@ class SramArray:
         if self.output_bit is not None and self.output_bit < 1:
             raise bad_value(f"{self.name}: output", "at least one bit", self.output_bit)
         if self.capacity_byte % (self.banks * self.block_byte * self.ways):
-            raise bad_value(
-                f"{self.name}: geometry",
-                f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes",
-                f"{self.capacity_byte} bytes",
-                "Change capacity, banks, ways or block so that they divide.",
-            )
+            wanted = f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes"
+            do = "Change capacity, banks, ways or block so that they divide."
+            raise bad_value(f"{self.name}: geometry", wanted, f"{self.capacity_byte} bytes", do)
 
     @property
     def bits(self) -> int:
@@ -114,28 +95,18 @@ class _BankCells:
         return self.tag_ways or self.out_bit
 
 
-@dataclass(frozen=True)
-class _ChosenLayout:
-    """The chosen partition, its address bits, and its delay at the node of the choice."""
-
-    part: ArrayPartition
-    address_bit: Array
-    delay_s: float
-
-
 @cache
 def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
     """Return the cost of data and tag arrays in their best layouts, with short-circuit and layout overheads."""
     ways = 1 if sram.sequential else sram.ways
-    tags, tag = None, None
+    tag, before_s = None, 0.0
     if sram.tag_bit:
         width = sram.tag_bit * sram.ways
         cells = _BankCells(sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways)
-        tags = _choose_layout(cells, sram.name)
-        tag = _build_array(tech, sram, cells, tags)
-    first = tags if sram.sequential else None  # then data are read after the tags, which counts in their delay
+        tag, chosen_s = _build_array(tech, sram, cells)
+        before_s = chosen_s if sram.sequential else 0.0  # data are read after the tags, which counts in their delay
     cells = _BankCells(sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks)
-    data = _build_array(tech, sram, cells, _choose_layout(cells, sram.name, first.delay_s if first else 0.0))
+    data, _ = _build_array(tech, sram, cells, before_s)
     share = tech.short_circuit * LAYOUT_OVERHEAD
     tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
     both = (data,) if tag is None else (data, tag)
@@ -152,34 +123,37 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
 
 
 @cache
-def _choose_layout(cells: _BankCells, name: str, before_s: float = 0.0) -> _ChosenLayout:
-    """Choose the best partition of a bank; ``before_s`` passes before the access begins."""
+def _choose_layout(cells: _BankCells, name: str, before_s: float) -> tuple[ArrayPartition, Array, float]:
+    """Return the best partition of a bank, its address bits, and its delay at the node of the choice.
+
+    ``before_s`` passes before the access begins.
+    """
     part = list_partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
     if part.row.size == 0:
-        raise bad_value(
-            f"{name}: geometry",
-            f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows",
-            f"{cells.rows} rows of {cells.columns} bits",
-            "The structure is too small or too oddly shaped for a memory array.",
-        )
+        wanted, found = f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows", f"{cells.rows} rows of {cells.columns} bits"
+        do = "The structure is too small or too oddly shaped for a memory array."
+        raise bad_value(f"{name}: geometry", wanted, found, do)
     address = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
     bits = np.maximum(address, 1.0)
-    drawn = find_technology(_DRAWN_NM)
-    one = bank_cost(drawn, _ONE_PORT, part, bits, cells.in_bit, cells.leaving, cells.tag_ways)
+    drawn = technology.find_technology(_DRAWN_NM)
+    one = memory_array.bank_cost(drawn, _ONE_PORT, part, bits, cells.in_bit, cells.leaving, cells.tag_ways)
     one = _join_banks(drawn, _ONE_PORT, one, bits, cells, 1.0)
     area = one.width_um * one.height_um
     measure = one.read_j * (one.delay_s + before_s)
     best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
-    return _ChosenLayout(part.select(np.array([best])), bits[[best]], float(one.delay_s[best]))
+    return part.select(np.array([best])), bits[[best]], float(one.delay_s[best])
 
 
-def _build_array(tech: Technology, sram: SramArray, cells: _BankCells, layout: _ChosenLayout) -> ArrayCost:
-    """Return the cost of a layout at a node and a voltage, with all its ports."""
-    part, bits = layout.part, layout.address_bit
-    found = bank_cost(tech, sram.ports, part, bits, cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle)
+def _build_array(
+    tech: Technology, sram: SramArray, cells: _BankCells, before_s: float = 0.0
+) -> tuple[ArrayCost, float]:
+    """Return the cost of the best layout at a node and a voltage, with all its ports; and its delay when chosen."""
+    part, bits, chosen_s = _choose_layout(cells, sram.name, before_s)
+    moved = cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle
+    found = memory_array.bank_cost(tech, sram.ports, part, bits, *moved)
     found = _join_banks(tech, sram.ports, found, bits, cells, sram.toggle)
     read_j, write_j, delay_s, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
-    return ArrayCost(read_j, write_j, off_w, gate_w, width_um * height_um, delay_s)
+    return ArrayCost(read_j, write_j, off_w, gate_w, width_um * height_um, delay_s), chosen_s
 
 
 def _join_banks(
@@ -195,7 +169,8 @@ def _join_banks(
     for down in (less, cells.banks / less):  # banks in columns of so many, side by side
         across = cells.banks / down
         banks = ArrayPartition(one, one, one, one, across * one, down * one, one, one, one)
-        to, back, into = (wire_tree_cost(tech, banks, bank.width_um, bank.height_um, count) for count in bits)
+        sides = bank.width_um, bank.height_um
+        to, back, into = (memory_array.wire_tree_cost(tech, banks, *sides, count) for count in bits)
         routed = to + back + into
         ways.append(
             BankCost(
@@ -257,16 +232,16 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     """
     rows, columns = max(cam.entries // _HALVES, 1), cam.tag_bit + cam.data_bit
     lines = rows + 1
-    wide, high = cell_sides_um(tech, cam.ports)
+    wide, high = memory_array.cell_sides_um(tech, cam.ports)
     # a tag cell has a comparator and twice the area of a plain one (CACTI 6.5)
-    side_um = tech.feature_um * (2.0 * CELL_AREA_FEATURE2 / 2.92) ** 0.5
+    side_um = tech.feature_um * (2.0 * technology.CELL_AREA_FEATURE2 / 2.92) ** 0.5
     further_um = 2.0 * tech.local.pitch_um * (cam.ports.all - 1 + cam.ports.search - 1)
     tag_wide, high = side_um + further_um, max(high, side_um * 2.92 + further_um)
     v2, feature, local_f = tech.vdd2, tech.feature_um, tech.local.f_per_um()
     bitline_f = lines * (tech.drain_f(ACCESS * feature) / 2.0 + high * local_f)
     latch_f = tech.gate_f(11.25 * feature) + tech.drain_f(11.25 * feature)
     amplifier_j = (latch_f + tech.drain_f(21.5 * feature)) * v2
-    read_column_j = 2.0 * bitline_swing_v(tech) * tech.voltage_v * bitline_f + amplifier_j
+    read_column_j = 2.0 * memory_array.bitline_swing_v(tech) * tech.voltage_v * bitline_f + amplifier_j
     wordline_f = (cam.tag_bit * tag_wide + cam.data_bit * wide) * local_f
     wordline_f += columns * 2.0 * tech.gate_f(ACCESS * feature)
     decode = tech.driver_chain(wordline_f, inputs=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from math import ceil, log2, sqrt
@@ -116,12 +116,9 @@ class ChipDesign:
             raise bad_value(f"{self.name}: clock", "above zero", self.clock_hz)
         rf = self.registers
         if rf.banks < 1 or rf.arrays < 1 or (4 * rf.registers) % (rf.arrays * rf.banks * rf.bank_bit // 8):
-            raise bad_value(
-                f"{self.name}: register file",
-                f"{rf.arrays * rf.banks} banks of whole {rf.bank_bit}-bit lines",
-                f"{rf.registers} registers",
-                "Change the registers or the banks so that they divide.",
-            )
+            wanted = f"{rf.arrays * rf.banks} banks of whole {rf.bank_bit}-bit lines"
+            do = "Change the registers or the banks so that they divide."
+            raise bad_value(f"{self.name}: register file", wanted, f"{rf.registers} registers", do)
 
 
 # GPUWattch charges an operand a third of a bank's read where integer and floating point have pipelines of their own,
@@ -154,9 +151,7 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
         name=architecture.name,
         sm_count=sms,
         clock_hz=mhz * 1e6,
-        registers=RegisterFile(
-            crossbar_ports=registers["banks"] // 2 if kind == 1 else registers["banks"], **registers
-        ),
+        registers=RegisterFile(crossbar_ports=registers["banks"] // (2 if kind == 1 else 1), **registers),
         instruction=p.cache("icache", (16384, 32, 4, 1, 1, 3, 8, 0)),
         data=p.cache("dcache"),
         constant=p.cache("ccache"),
@@ -279,6 +274,7 @@ def design_from_gpu(
     elif voltage_v is None and volts is not None:
         notes.append(f"{volts:g} V at the top clock, a stand-in")
     assumed: dict[str, Any] = {name: each.value for name, each in known_assumptions().items()}
+    assumed["temperature_k"] = assumed["temperature_k"] if temperature_k is None else temperature_k
     line, sector, ways, words = (assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size"))
     memory = find_dram_energy(gpu.memory.kind)
     if memory.read_j_per_byte is None:
@@ -296,15 +292,9 @@ def design_from_gpu(
     l2_byte, l2_ways = _round_whole(gpu.need("l2.capacity_byte")), assumed["l2_ways"]
     slices = max(round(l2_byte / assumed["l2_slice_byte"]), 1)
     slice_byte = max(l2_byte // slices // (line * l2_ways), 1) * line * l2_ways
-    registers = RegisterFile(
-        _round_whole(gpu.need("sm.register_count")),
-        assumed["register_banks"],
-        assumed["register_bank_bit"],
-        assumed["collectors"],
-        assumed["register_banks"],
-        arrays=assumed["partitions"] * words,
-        operands=assumed["register_bank_bit"] / 32.0,
-    )
+    banks, bank_bit = assumed["register_banks"], assumed["register_bank_bit"]
+    file = (_round_whole(gpu.need("sm.register_count")), banks, bank_bit, assumed["collectors"], banks)
+    registers = RegisterFile(*file, arrays=assumed["issue"] * words, operands=bank_bit / 32.0)
     # 64-bit controllers share the bandwidth, at the rate their pins need for it
     rate, bus, queue = (
         float(np.mean(gpu.memory.byte_per_s)),
@@ -333,24 +323,17 @@ def design_from_gpu(
         dram_write_j=None if memory.write_j_per_byte is None else memory.write_j_per_byte * sector,
         dram_precharge_j=0.0,
         voltage_v=volts,
-        temperature_k=temperature_k if temperature_k is not None else assumed["temperature_k"],
         warps=max(_round_whole(gpu.need("sm.thread_count")) // words, 1),
-        issue=assumed["partitions"],
-        depth=assumed["pipeline_depth"],
-        instruction_bit=assumed["instruction_bit"],
-        address_bit=address,
         lanes=max(_round_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),
         integer_lanes=_round_whole(gpu.pipes.int32_op_per_cycle or 32.0),
         sfu_lanes=_round_whole(gpu.pipes.sfu_op_per_cycle or 4.0),
-        warp_size=words,
-        pending=assumed["pending_requests"],
         words_of_access=words,
         crossbar_lanes=words,
-        toggle=assumed["toggle"],
         fpu="fpu_dense",
         one_l1=True,
         link_um=link_um,
         notes=tuple(notes),
+        **{item.name: assumed[item.name] for item in fields(ChipDesign) if item.name in assumed},
     )
 
 

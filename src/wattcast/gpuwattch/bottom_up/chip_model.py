@@ -9,23 +9,11 @@ from operator import attrgetter
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.gpuwattch.bottom_up import chip_units
-from wattcast.gpuwattch.bottom_up.array_layout import (
-    ArrayCost,
-    SearchedBuffer,
-    SramArray,
-    searched_buffer_cost,
-    sram_cost,
-)
+from wattcast.gpuwattch.bottom_up import array_layout, chip_units, technology
+from wattcast.gpuwattch.bottom_up.array_layout import ArrayCost, SearchedBuffer, SramArray, sram_cost
 from wattcast.gpuwattch.bottom_up.chip_design import CacheShape, ChipDesign, count_tag_bits
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts
-from wattcast.gpuwattch.bottom_up.technology import (
-    BOTTOM_UP_PACKAGE,
-    CircuitCost,
-    Technology,
-    find_technology,
-    to_float,
-)
+from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
 from wattcast.power.component_power import Leakage
 
 _STATE_BIT = 5
@@ -95,10 +83,8 @@ class BuiltChip:
     @property
     def operand_j(self) -> Sweepable:
         """Energy of one thread's operand on its way through crossbar, arbiter and collector."""
-        passage_j = (
-            self.register_crossbar.energy_j + self.register_arbiter.energy_j
-        ) / self.design.registers.operands
-        return self.design.clock_ratio * (passage_j + self.collector.read_j)
+        passage_j = self.register_crossbar.energy_j + self.register_arbiter.energy_j
+        return self.design.clock_ratio * (passage_j / self.design.registers.operands + self.collector.read_j)
 
     @property
     def operand_share(self) -> float:
@@ -111,11 +97,11 @@ class BuiltChip:
 def build_chip(design: ChipDesign) -> BuiltChip:
     """Compute the cost of every structure of a design."""
     d, rf, toggle = design, design.registers, design.toggle
-    tech = find_technology(d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v)
+    tech = technology.find_technology(d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v)
     ports, read_and_write = ArrayPorts(d.ports), ArrayPorts(0, 1, 1)
     bank_byte, line_byte = 4 * rf.registers // rf.arrays, rf.bank_bit // 8
     registers = SramArray(
-        "register file", bank_byte, line_byte, 1, rf.banks, read_and_write, output_bit=rf.bank_bit, toggle=toggle
+        "register file", bank_byte, line_byte, 1, rf.banks, read_and_write, rf.bank_bit, toggle=toggle
     )
     collector = SramArray("operand collector", 4 * _COLLECTOR_ENTRIES, 4, ports=read_and_write, output_bit=4)
     fetched_byte = d.instruction_bit // 8
@@ -131,10 +117,10 @@ def build_chip(design: ChipDesign) -> BuiltChip:
     return BuiltChip(
         design=design,
         tech=tech,
-        instruction=_cache_cost(tech, design, design.instruction, "instruction cache", ArrayPorts(1)),
-        data=_cache_cost(tech, design, design.data, "L1 data cache", ports),
-        constant=_cache_cost(tech, design, design.constant, "constant cache", ports),
-        texture=_cache_cost(tech, design, design.texture, "texture cache", ports),
+        instruction=_cache_cost(tech, d, d.instruction, "instruction cache", ArrayPorts(1)),
+        data=_cache_cost(tech, d, d.data, "L1 data cache", ports),
+        constant=_cache_cost(tech, d, d.constant, "constant cache", ports),
+        texture=_cache_cost(tech, d, d.texture, "texture cache", ports),
         shared=sram_cost(tech, shared),
         shared_crossbar=chip_units.crossbar_cost(tech, lanes, lanes, 32).times(toggle, 1.0),
         registers=sram_cost(tech, registers),
@@ -142,7 +128,7 @@ def build_chip(design: ChipDesign) -> BuiltChip:
         register_arbiter=chip_units.arbiter_cost(tech, rf.banks, to_float(register_crossbar.area_um2) ** 0.5),
         collector=sram_cost(tech, collector),
         buffer=sram_cost(tech, buffer),
-        window=searched_buffer_cost(tech, window),
+        window=array_layout.searched_buffer_cost(tech, window),
         selection=chip_units.warp_selection_cost(tech, design.warps),
         decoders=opcode_lines + register_lines + others,
         latch=chip_units.latch_cost(tech),
@@ -187,12 +173,12 @@ def _cache_cost(
     built, used_j = [array], [0.0] * 4
     for i, (entries, bits) in enumerate(zip(shape.buffers, (missed_bit, line_bit, line_bit, line_bit), strict=True)):
         if entries:
-            cost = searched_buffer_cost(tech, SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search))
+            shape_of = SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search)
+            cost = array_layout.searched_buffer_cost(tech, shape_of)
             built.append(cost)
             used_j[i] = cost.search_j + cost.write_j
-    off_w, gate_w, area_um2 = (
-        sum(getattr(cost, what) for cost in built) for what in ("subthreshold_w", "gate_w", "area_um2")
-    )
+    figures = ("subthreshold_w", "gate_w", "area_um2")
+    off_w, gate_w, area_um2 = (sum(getattr(cost, what) for cost in built) for what in figures)
     return CacheCost(array, sum(used_j[:3]), used_j[3], off_w, gate_w, area_um2, design.data.write_back)
 
 
@@ -234,7 +220,7 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
     d, found = chip.design, []
     counts = {"sm": d.sm_count, "l2": d.l2_count, "noc": d.router_count}
     counts["memory controller"] = d.controller.controllers
-    for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "parts.csv"):
+    for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "parts.csv"):
         cost, group = attrgetter(row["cost"])(chip), row["group"]
         if cost is None or (d.one_l1 and row["cost"] in ("data", "texture")):  # those lie in shared memory's array
             continue

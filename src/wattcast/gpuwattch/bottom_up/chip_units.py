@@ -12,22 +12,10 @@ import numpy as np
 
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.gpuwattch.bottom_up.array_layout import (
-    ArrayCost,
-    SearchedBuffer,
-    SramArray,
-    searched_buffer_cost,
-    sram_cost,
-)
+from wattcast.gpuwattch.bottom_up import array_layout, technology
+from wattcast.gpuwattch.bottom_up.array_layout import ArrayCost, SramArray, sram_cost
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPartition, ArrayPorts, bank_cost
-from wattcast.gpuwattch.bottom_up.technology import (
-    BOTTOM_UP_PACKAGE,
-    CircuitCost,
-    Technology,
-    check_at_least_one,
-    find_technology,
-    to_float,
-)
+from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, check_at_least_one, to_float
 
 _WIDE = 4.0  # crossbar wires are this much wider and further apart than the global pitch (CACTI 6)
 _NARROWEST = 0.8  # a crossbar flatter than this is stretched, in steps, until its sides are alike
@@ -153,7 +141,7 @@ class FunctionalUnit:
 @cache
 def functional_units() -> dict[str, FunctionalUnit]:
     """Return every functional unit of ``units.csv`` by name."""
-    rows = read_shipped_table(BOTTOM_UP_PACKAGE, "data", "units.csv")
+    rows = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "units.csv")
     return {unit.unit: unit for unit in msgspec.convert(rows, list[FunctionalUnit], strict=False)}
 
 
@@ -169,22 +157,18 @@ def functional_unit_cost(tech: Technology, name: str) -> CircuitCost:
     feature_nm = tech.feature_um * 1e3
     scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
     shrink = tech.logic_area_scale if unit.area_scaling == "linear" else (feature_nm / 90.0) ** 2
-    library = find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
-    leak_w = unit.leakage_w * _off_w_per_gate(tech) / _off_w_per_gate(library)
+    library = technology.find_technology(45.0, temperature_k=380.0)  # at which the leakage of ``units.csv`` holds
+    ours_w, theirs_w = (t.off_a_per_um * t.feature_um * t.voltage_v for t in (tech, library))  # of a gate
+    leak_w = unit.leakage_w * ours_w / theirs_w
     energy_j = unit.energy_pj * 1e-12 * unit.factor * scale * tech.short_circuit
     return CircuitCost(energy_j, leak_w, 0.0, unit.area_90nm_um2 * shrink * MACRO_OVERHEAD)
-
-
-def _off_w_per_gate(tech: Technology) -> float:
-    return tech.off_a_per_um * tech.feature_um * tech.voltage_v
 
 
 def latch_cost(tech: Technology) -> CircuitCost:
     """Return the cost of a flip-flop of six NAND gates in one cycle.
 
-    In a third each of the cycles it switches, keeps a one and keeps a zero.
-
-    Widths of 25 and 37.5 features (20 and 30 µm at 0.8 µm), a load of two such gates (McPAT 0.8).
+    In a third each of the cycles it switches, keeps a one and keeps a zero. Widths of 25 and 37.5 features (20 and
+    30 µm at 0.8 µm), a load of two such gates (McPAT 0.8).
     """
     n_um, p_um, v2 = 25.0 * tech.feature_um, 37.5 * tech.feature_um, tech.vdd2
     gate = tech.gate_f(n_um + p_um)
@@ -302,13 +286,10 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     block_bit = mc.block_byte * _ECC * 8.0
     ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
     tag = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
-    window = searched_buffer_cost(
-        tech, SearchedBuffer("request window", mc.window, tag, 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8), ports)
-    )
-    bus_byte = -(-int(bus) // 8)
-    word = sram_cost(
-        tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, ArrayPorts(0, mc.channels, mc.channels))
-    )
+    data_bit, bus_byte = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8), -(-int(bus) // 8)
+    requests = array_layout.SearchedBuffer("request window", mc.window, tag, data_bit, ports)
+    window, plain = array_layout.searched_buffer_cost(tech, requests), ArrayPorts(0, mc.channels, mc.channels)
+    word = sram_cost(tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, plain))
     beats = block_bit / bus
     words = block_bit / 72.0
     # the engine takes 0.432 W at 1 GHz, 65 nm, 1.1 V and 72 bits, scaled with F·V²; the PHY 10 mW per Gbit/s at 90 nm
@@ -325,22 +306,13 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     common_j = beat_j * beats + bit_j * block_bit + beats * (word.read_j + word.write_j)
     # a busy cycle of the front end uses every port of the window and half the ports of the buffers
     front_j = mc.channels * (2.0 * window.search_j + window.read_j + window.write_j + word.read_j + word.write_j)
-    front = CircuitCost(
-        front_j,
-        window.subthreshold_w + 2.0 * word.subthreshold_w,
-        window.gate_w + 2.0 * word.gate_w,
-        mc.channels * (window.area_um2 + 2.0 * word.area_um2),
-    ) + warp_selection_cost(tech, 1).times(0.0, 1.0)
+    off_w, gate_w = window.subthreshold_w + 2.0 * word.subthreshold_w, window.gate_w + 2.0 * word.gate_w
+    front = CircuitCost(front_j, off_w, gate_w, mc.channels * (window.area_um2 + 2.0 * word.area_um2))
+    front += warp_selection_cost(tech, 1).times(0.0, 1.0)
     peak_w = front_j * mc.clock_hz + beat_j * mc.channels * mc.clock_hz
     peak_w += bit_j * mc.peak_mbyte_per_s * 8e6 * bus / 72.0 * mc.channels
-    return MemoryControllerCost(
-        words * (window.search_j + window.read_j) + common_j,
-        words * (window.search_j + window.write_j) + common_j,
-        _ROUTINE * peak_w * mc.controllers,
-        front,
-        engine,
-        phy,
-    )
+    read_j, write_j = (words * (window.search_j + way_j) + common_j for way_j in (window.read_j, window.write_j))
+    return MemoryControllerCost(read_j, write_j, _ROUTINE * peak_w * mc.controllers, front, engine, phy)
 
 
 def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
@@ -368,7 +340,7 @@ class DramEnergy:
 
 def find_dram_energy(kind: str) -> DramEnergy:
     """Return the published energy of a kind of device memory."""
-    rows = {row["kind"]: row for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "dram.csv")}
+    rows = {row["kind"]: row for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dram.csv")}
     check_names("kind of memory", kind, rows, "")
     row = rows[kind]
     read, write = (float(row[key]) * 8e-12 if row[key] else None for key in ("read_pj_per_bit", "write_pj_per_bit"))

@@ -125,15 +125,9 @@ class BankCost:
 
 
 def bank_cost(
-    tech: Technology,
-    ports: ArrayPorts,
-    part: ArrayPartition,
-    address_bit: Array,
-    in_bit: int,
-    out_bit: int,
-    tag_ways: int = 0,
-    toggle: float = 1.0,
-) -> BankCost:
+    tech: Technology, ports: ArrayPorts, part: ArrayPartition, address_bit: Array, in_bit: int, out_bit: int,
+    tag_ways: int = 0, toggle: float = 1.0,
+) -> BankCost:  # fmt: skip
     """Return energy of a read and a write, delay, leakage and size of a bank, for every partition.
 
     E_read = active mats · (decoder + precharge + bitlines at the read swing + sense amplifiers + output) + H-trees
@@ -185,10 +179,8 @@ def bank_cost(
     access_um = ACCESS * feature * ((ports.read_write + ports.write) / 2.0 + ports.read * 0.55)
     cell_w = tech.leakage_w(pair_um + access_um, (pair_um + ports.read * ACCESS * feature) / 2.0)
     cells, mats = part.row * part.column * part.per_mat, part.mats_across * part.mats_down
-    around, trees = (
-        decode.times(1.0, ports.all) + precharge + out.times(1.0, ports.reading) + compare,
-        to + back + into,
-    )
+    around = decode.times(1.0, ports.all) + precharge + out.times(1.0, ports.reading) + compare
+    trees = to + back + into
     idle_w = tech.off_a_per_um * SENSE_ENABLE * feature * volts * sensed * ports.reading
     wires_um = (address_bit + in_bit + out_bit) * tech.wide.pitch_um  # of the tree between the mats
     found = (

@@ -103,9 +103,9 @@ class DecoderDims:
 
     def narrow_to(self, group: LayerGroup) -> DecoderDims:
         """Return the dimensions of one group of layers."""
-        share, experts = self.rotary_share * group.rotary, 0 if group.feed_forward == "dense" else self.experts
-        sizes = {"layers": group.layers, "window": group.window, "experts": experts}
-        return replace(self, groups=(group,), rotary_share=share, **sizes)
+        here = replace(self, layers=group.layers, groups=(group,), window=group.window)
+        experts = 0 if group.feed_forward == "dense" else self.experts
+        return replace(here, rotary_share=self.rotary_share * group.rotary, experts=experts)
 
     @property
     def dim(self) -> int:

@@ -14,12 +14,7 @@ from typing import Any, NamedTuple
 
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
-from wattcast.workload.memory_layout import (
-    broadcasts_to,
-    classify_layout,
-    contiguous_strides,
-    describe_pointwise,
-)
+from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import (
     Attention,
