@@ -15,7 +15,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,13 @@ class ChipArchitecture:
         needed = [p for p in known_parameters().values() if p.needed in ("both", self.dialect.value)]
         found = [f"{p.where} is missing." for p in needed if p.name not in self.parameters]
         if self.dialect is SimulatorDialect.GPUWATTCH:
-            factors = [s for s in scaling_names(self.dialect) if s not in self.scaling]
-            found += [f"scaling factor {s} is missing." for s in factors]
+            found += [f"scaling factor {s} is missing." for s in scaling_names(self.dialect) if s not in self.scaling]
         elif not self.static:
             found.append("the static_* powers of AccelWattch are missing.")
         else:
             found += [f"{s} is missing." for s in STATIC_NAMES if s not in self.static]
-        for name, factor in self.scaling.items():
-            if not 0 <= factor < 1e9:
-                found.append(f"scaling factor {name} must be zero or more, got {factor:g}.")
+        wild = {name: factor for name, factor in self.scaling.items() if not 0 <= factor < 1e9}
+        found += [f"scaling factor {name} must be zero or more, got {factor:g}." for name, factor in wild.items()]
         for name, value in self.parameters.items():
             unused = name == "L2_config" and self.parameters.get("number_of_L2s") == 0
             if name.endswith("_config") and isinstance(value, tuple) and not unused:
@@ -277,12 +275,8 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
     """Return the architecture as an XML file that a simulator reads; comments of a file that was read are lost."""
     params, said = architecture_texts(architecture), architecture.comments
     ids = list(dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats]))
+    parents = {component: component.rpartition(".")[0] for component in ids} | {"root": "", "system": "root"}
     lines = ['<?xml version="1.0" ?>', *(f"<!-- {said[key].replace('--', '-')} -->" for key in ("",) if key in said)]
-
-    def parent(component: str) -> str:
-        if component in ("root", "system"):
-            return "root" if component == "system" else ""
-        return component.rpartition(".")[0]
 
     def write(component: str, pad: str) -> None:
         title = architecture.titles.get(component) or component.rpartition(".")[2]
@@ -292,7 +286,7 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
                 note = f" <!-- {said[key]} -->" if key in said and tag == "param" else ""
                 lines.append(f"{pad}\t<{tag} name={quoteattr(key)} value={quoteattr(value)}/>{note}")
         for child in ids:
-            if parent(child) == component and child != component:
+            if parents[child] == component and child != component:
                 write(child, pad + "\t")
         lines.append(f"{pad}</component>")
 
@@ -450,28 +444,20 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
             raise bad_value(f"{where}: -{option}", "a whole number above zero", text)
         return int(text)
 
-    clock_hz = None
+    clock_hz, sm_count = None, None
     if (domains := options.get("gpgpu_clock_domains")) is not None:
         mhz = _parse_number(domains.partition(":")[0])
         if mhz is None or not 0 < mhz <= 1e5:
             raise bad_value(f"{where}: -gpgpu_clock_domains", "core:interconnect:L2:DRAM in MHz", domains)
         clock_hz = mhz * 1e6
-    sm_count = None
     if "gpgpu_n_clusters" in options:
         sm_count = whole("gpgpu_n_clusters", 1) * whole("gpgpu_n_cores_per_cluster", 1)
     widths = options.get("gpgpu_pipeline_widths", "").split(",")
     gated = options.get("gpgpu_clock_gated_lanes") == "1" and len(widths) > _WRITE_BACK_STAGE
     commit = widths[_WRITE_BACK_STAGE].strip() if gated else ""
-    sampled = next((option for option in _SAMPLE_OPTIONS if option in options), None)
-    steady = options.get("steady_state_definition") or "8:4"
-    return SimulatorConfig(
-        clock_hz,
-        sm_count,
-        whole(sampled, 500) if sampled else 500,
-        switch("power_simulation_enabled"),
-        switch("power_trace_enabled"),
-        switch("power_per_cycle_dump"),
-        switch("steady_power_levels_enabled"),
-        SteadyStateDefinition.read(steady, f"{where}: -steady_state_definition"),
-        int(commit) if commit.isdigit() and int(commit) else None,
-    )
+    sample_cycle = next((whole(option, 500) for option in _SAMPLE_OPTIONS if option in options), 500)
+    switches = {item.name: switch(item.name) for item in fields(SimulatorConfig) if item.type == "bool"}
+    definition = options.get("steady_state_definition") or "8:4"
+    steady = SteadyStateDefinition.read(definition, f"{where}: -steady_state_definition")
+    commit_width = int(commit) if commit.isdigit() and int(commit) else None
+    return SimulatorConfig(clock_hz, sm_count, sample_cycle, steady=steady, commit_width=commit_width, **switches)

@@ -13,15 +13,9 @@ from importlib.resources import as_file, files
 import numpy as np
 
 from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, check_names, unknown_name
+from wattcast.gpuwattch import energy_table
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
-from wattcast.gpuwattch.energy_table import (
-    DUTY,
-    ComponentRail,
-    ComponentSet,
-    EnergyTable,
-    read_energies,
-    with_coalescer,
-)
+from wattcast.gpuwattch.energy_table import ComponentRail, ComponentSet, EnergyTable
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
@@ -41,16 +35,10 @@ class BuiltComponentModel:
 
 
 def build_component_model(
-    architecture: ChipArchitecture,
-    table: EnergyTable,
-    components: ComponentSet,
-    *,
-    sm_count: float | None = None,
-    leakage: Leakage | None = None,
-    voltage: VoltageCurve | None = None,
-    threads: float | None = None,
+    architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet, *, sm_count: float | None = None,
+    leakage: Leakage | None = None, voltage: VoltageCurve | None = None, threads: float | None = None,
     capped: bool | None = None,
-) -> BuiltComponentModel:
+) -> BuiltComponentModel:  # fmt: skip
     """Fold energies and scaling factors into a power model.
 
     The coefficient of a counter in a component is its scaling factor times the sum of the energies that the component
@@ -59,7 +47,7 @@ def build_component_model(
     not hold it (default: all). ``capped`` cuts the pipeline duty as the simulator does (default: in compatibility
     mode); the originals do not cut duties that come from hardware counters.
     """
-    table, note = with_coalescer(table, architecture.number("core_tech_node"))
+    table, note = energy_table.with_coalescer(table, architecture.number("core_tech_node"))
     notes = [note] if note else []
     static = None
     if any(c.static for c in components.components):
@@ -94,7 +82,7 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
     assert table.coalescer_read_j is not None
     assert table.coalescer_write_j is not None
     energies = dict(table.energy_j) | {
-        DUTY: table.duty_w,
+        energy_table.DUTY: table.duty_w,
         "coalescer_read": table.coalescer_read_j,
         "coalescer_write": table.coalescer_write_j,
         "dram_read": architecture.number("dram_rd_coeff"),
@@ -111,10 +99,8 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
             names = () if isinstance(energy, float) else energy
             for key in (name.removeprefix("-") for name in names):
                 if key not in energies and key in every:
-                    raise MissingSpecification(
-                        f"energy table {table.name} has no energy for {key}, which {component.name} needs. Add it, "
-                        f"or take the table of this architecture."
-                    )
+                    said = f"energy table {table.name} has no energy for {key}, which {component.name} needs."
+                    raise MissingSpecification(f"{said} Add it, or take the table of this architecture.")
                 check_names("energy", key, energies, "")
             value = energy if isinstance(energy, float) else 0.0
             for name in names:
@@ -164,7 +150,7 @@ def demo_architecture() -> ChipArchitecture:
 def demo_energies() -> EnergyTable:
     """Return made-up energies of the demo chip."""
     with as_file(files("wattcast.gpuwattch").joinpath("demo", "energies.yaml")) as path:
-        return read_energies(path)
+        return energy_table.read_energies(path)
 
 
 @dataclass(frozen=True)

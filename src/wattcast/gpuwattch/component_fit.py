@@ -18,6 +18,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -189,18 +190,14 @@ def _fit_kept_kernels(
             predicted[out] = drive[out] @ solve(~out) + offset[out]
         return mean_error_percent(predicted, measured)
 
-    value = solve(np.ones(len(measured), dtype=np.bool_))
-    before = drive @ start + offset
-    score = ComponentFitErrors(
-        mean_error_percent(before, measured) if before.any() else 100.0,
-        mean_error_percent(drive @ value + offset, measured),
-        held_out_error([str(i) for i in range(len(measured))]),
-        held_out_error([a for a, k in zip(runs.applications, kept, strict=True) if k]),
-        mean_error_percent((measured.sum() - measured) / (len(measured) - 1), measured),
-    )
+    value, before = solve(np.ones(len(measured), dtype=np.bool_)), drive @ start + offset
+    started, fitted = mean_error_percent(before, measured), mean_error_percent(drive @ value + offset, measured)
+    groups = [str(i) for i in range(len(measured))], list(compress(runs.applications, kept))
+    flat = mean_error_percent((measured.sum() - measured) / (len(measured) - 1), measured)
+    alone, together = map(held_out_error, groups)
+    score = ComponentFitErrors(started if before.any() else 100.0, fitted, alone, together, flat)
     close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (lower < upper)
-    dropped = tuple(name for name, k in zip(runs.kernels, kept, strict=True) if not k)
-    at_bound = tuple(name for name, c in zip(runs.names, close, strict=True) if c)
+    dropped, at_bound = tuple(compress(runs.kernels, ~kept)), tuple(compress(runs.names, close))
     determined = tuple(name for name, column in zip(runs.names, drive.T, strict=True) if column.any())
     return ComponentFit(runs.names, value, score, int(kept.sum()), dropped, at_bound, determined)
 

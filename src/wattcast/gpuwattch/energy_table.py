@@ -46,9 +46,7 @@ class EnergyTable:
     leakage: Leakage | None = None
     scaling: Mapping[str, float] = field(default_factory=dict)  # factors the table itself names
     source: str = ""
-    interval_j: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # 5th to 95th percentile, where fitted
+    interval_j: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # 5th to 95th percentile, if fitted
 
     def __post_init__(self) -> None:
         known = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
@@ -151,23 +149,18 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     if file.leakage is not None:
         cores_w, rest_w = (parse(getattr(file.leakage, key), "W", f"leakage.{key}") for key in ("cores", "rest"))
         leakage = Leakage(cores_w, rest_w, file.leakage.sm_count, file.leakage.gated)
-    return EnergyTable(
-        file.name,
-        {k: parse(v, "J", f"energies.{k}") for k, v in file.energies.items()},
-        parse(file.pipelines, "W", "pipelines"),
-        units.parse(file.reference_clock, "Hz", f"{where}: reference_clock"),
-        parse(controller, "W", "memory_controller") if controller else 0.0,
-        coalescer_j.get("read"),
-        coalescer_j.get("write"),
-        leakage,
-        file.scaling,
-        file.source,
-        {
-            k: (units.parse(v.low, "J", f"{where}: {k}.low"), units.parse(v.high, "J", f"{where}: {k}.high"))
-            for k, v in file.energies.items()
-            if v.low and v.high
-        },
-    )
+    clock_hz = units.parse(file.reference_clock, "Hz", f"{where}: reference_clock")
+    constant_w = parse(controller, "W", "memory_controller") if controller else 0.0
+    interval_j = {
+        k: (units.parse(v.low, "J", f"{where}: {k}.low"), units.parse(v.high, "J", f"{where}: {k}.high"))
+        for k, v in file.energies.items()
+        if v.low and v.high
+    }
+    energies_j = {k: parse(v, "J", f"energies.{k}") for k, v in file.energies.items()}
+    figures = energies_j, parse(file.pipelines, "W", "pipelines"), clock_hz, constant_w
+    read_j, write_j = coalescer_j.get("read"), coalescer_j.get("write")
+    said = file.scaling, file.source, interval_j
+    return EnergyTable(file.name, *figures, read_j, write_j, leakage, *said)
 
 
 def format_energy_table(table: EnergyTable) -> bytes:

@@ -174,10 +174,7 @@ def _format_stream_number(value: float) -> str:
 
 
 def format_steady_rows(
-    regions: Iterable[SteadyRegion | None],
-    names: Sequence[ListedKernel],
-    compat: bool,
-    ipc: Sequence[float | None] = (),
+    regions: Iterable[SteadyRegion | None], names: Sequence[ListedKernel], compat: bool, ipc: Sequence[float] = ()
 ) -> Iterator[str]:
     """Yield the rows of the steady-state file. ``ipc`` holds the figure of each region found, where it is known."""
     end = "," if compat else ""
@@ -263,7 +260,12 @@ def draw_component_power(timeline: PowerBins, parts: tuple[str, ...], title: str
     start_s, end_s, part_w = timeline.mean()
     order = np.argsort(-part_w.sum(axis=0), kind="stable")
     shown = [int(i) for i in order[:MOST_PARTS] if part_w[:, i].any()]
-    stack = {parts[i]: (part_w[:, i], _choose_part_colour(i)) for i in shown}
+    stack = {}
+    for i in shown:
+        base, shade = _COLOURS[i % len(_COLOURS)], _SHADES[i // len(_COLOURS) % len(_SHADES)]
+        channels = [int(base[k : k + 2], 16) for k in (1, 3, 5)]
+        mixed = [c + (255 - c) * shade if shade > 0 else c * (1.0 + shade) for c in channels]
+        stack[parts[i]] = part_w[:, i], "#" + "".join(f"{round(c):02X}" for c in mixed)
     rest = part_w.sum(axis=1) - part_w[:, shown].sum(axis=1)
     if rest.max(initial=0.0) > 1e-9:
         stack["all others"] = (rest, "#BFBFBF")
@@ -278,10 +280,3 @@ def draw_component_power(timeline: PowerBins, parts: tuple[str, ...], title: str
     note = f"{caption}; each step is the mean of {timeline.width} sample{'s' * (timeline.width > 1)}"
     figure.supxlabel(note, color="#666666")
     return figure
-
-
-def _choose_part_colour(place: int) -> str:
-    base, shade = _COLOURS[place % len(_COLOURS)], _SHADES[place // len(_COLOURS) % len(_SHADES)]
-    channels = [int(base[i : i + 2], 16) for i in (1, 3, 5)]
-    mixed = [c + (255 - c) * shade if shade > 0 else c * (1.0 + shade) for c in channels]
-    return "#" + "".join(f"{round(c):02X}" for c in mixed)

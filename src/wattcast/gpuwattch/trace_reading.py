@@ -241,15 +241,14 @@ def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
             complaint = f"expected {count} counters, got {'an empty line' if fields == [''] else len(fields)}."
             break
         row: list[float] = []
-        for field_text in fields:
-            try:
-                row.append(float(field_text))
-            except ValueError:
-                complaint = f"expected numbers, got {clip_text(field_text)!r}."
-                break
-            if not (np.isfinite(row[-1]) and row[-1] >= 0.0):
-                complaint = f"expected finite counters, zero or more, got {clip_text(field_text)}."
-                break
+        for cell in fields:
+            with contextlib.suppress(ValueError):
+                row.append(float(cell))
+                if np.isfinite(row[-1]) and row[-1] >= 0.0:
+                    continue
+                complaint = f"expected finite counters, zero or more, got {clip_text(cell)}."
+            complaint = complaint or f"expected numbers, got {clip_text(cell)!r}."
+            break
         if complaint is not None:
             break
         rows.append(row)
@@ -375,12 +374,9 @@ class MetricTrace:
 
 
 def open_metric_trace(
-    path: Path,
-    dialect: SimulatorDialect,
-    scaling: Mapping[str, float] | None = None,
-    custom: Mapping[str, str] | None = None,
-    follow_s: float = 0.0,
-) -> MetricTrace:
+    path: Path, dialect: SimulatorDialect, scaling: Mapping[str, float] | None = None,
+    custom: Mapping[str, str] | None = None, follow_s: float = 0.0,
+) -> MetricTrace:  # fmt: skip
     """Open a metric trace and find the event of every column.
 
     ``scaling`` holds the architecture file's factors, for counters that the simulator wrote already scaled.

@@ -93,18 +93,13 @@ def module_event_energies(chip: chip_model.BuiltChip, gpu: Gpu) -> dict[str, flo
     reads, word_byte = chip_design.assumed_value("fma_reads"), 4.0
     fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
     register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
-    sector = chip_design.assumed_value("sector_byte")
-    access_byte = d.words_of_access * 4.0
+    sector, access_byte = chip_design.assumed_value("sector_byte"), d.words_of_access * 4.0
+    scaling_j = chip_design.assumed_value("sfu_multiplies") * fma_j  # brings an SFU's argument to base two
     found = {
         "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
         "cuda_fp64_flop": (2.0 * fma_j - issue_j) / _FLOP_PER_FMA,  # two lanes and two registers, one instruction
         "int32_op": counts["SP_ACC"] + 2.0 * counts["REG_RD"] + counts["REG_WR"] + issue_j,
-        # with the multiply that brings its argument to base two
-        "sfu_op": counts["SFU_ACC"]
-        + counts["REG_RD"]
-        + counts["REG_WR"]
-        + issue_j
-        + chip_design.assumed_value("sfu_multiplies") * fma_j,
+        "sfu_op": counts["SFU_ACC"] + counts["REG_RD"] + counts["REG_WR"] + issue_j + scaling_j,
         "shared_byte": counts["SHRD_ACC"] / access_byte,
         "l2_byte": (counts["L2_RH"] / (d.l2.block_byte / 2.0) if d.l2 else 0.0) + counts["NOC_A"] / sector,
         "busy_sm_cycle": chip.latches * chip.latch.energy_j * d.pipelines,
@@ -274,16 +269,12 @@ def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = Simul
         sfu_j, fpu_j = table.pop("SFU_ACC"), table["FPU_ACC"]
         units = [c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"]
         table |= {name: fpu_j if name in _FPU else sfu_j for name in units}
+    name, clock_hz, leakage = f"{found.design.name}-bottom-up", found.design.clock_hz, None
+    if dialect is SimulatorDialect.GPUWATTCH:
+        leakage = chip_model.chip_leakage(chip)
+    watts, coalescer_j = chip.controller.constant_w, (chip.coalescer.read_j, chip.coalescer.write_j)
     return EnergyTable(
-        f"{found.design.name}-bottom-up",
-        table,
-        pipeline_duty_w(chip),
-        found.design.clock_hz,
-        chip.controller.constant_w,
-        chip.coalescer.read_j,
-        chip.coalescer.write_j,
-        chip_model.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None,
-        source=found.provenance,
+        name, table, pipeline_duty_w(chip), clock_hz, watts, *coalescer_j, leakage, {}, found.provenance
     )
 
 

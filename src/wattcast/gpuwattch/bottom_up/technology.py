@@ -295,9 +295,8 @@ def find_technology(
         raise bad_value("voltage", f"{low:.3g} to {high:.3g} V at {feature_nm:g} nm {device.value}", f"{volts:g} V")
     kelvin = np.arange(LOWEST_K, HIGHEST_K + 1, 10.0)
     off = np.array([row[f"off_na_per_um_{k:.0f}k"] for k in kelvin])
-    gate_leak = np.interp(
-        temperature_k, (LOWEST_K, HIGHEST_K), (row["gate_leak_na_per_um_300k"], row["gate_leak_na_per_um_400k"])
-    )
+    ends = [row[f"gate_leak_na_per_um_{k}k"] for k in (300, 400)]
+    gate_leak = np.interp(temperature_k, (LOWEST_K, HIGHEST_K), ends)
     ideal, fringe = row["ideal_gate_ff_per_um"] * 1e-15, row["fringe_ff_per_um"] * 1e-15
     return Technology(
         feature_nm * 1e-3,
@@ -361,9 +360,8 @@ def _interpolate_rows(rows: tuple[dict[str, str], ...], feature_nm: float, what:
     """Interpolate every number of a table at a feature size; return them and the sources of the rows used."""
     sizes = [float(row["feature_nm"]) for row in rows]
     if not min(sizes) <= feature_nm <= max(sizes):
-        raise bad_value(
-            f"feature size ({what})", f"{min(sizes):g} to {max(sizes):g} nm, the table's ends", f"{feature_nm:g} nm"
-        )
+        wanted = f"{min(sizes):g} to {max(sizes):g} nm, the table's ends"
+        raise bad_value(f"feature size ({what})", wanted, f"{feature_nm:g} nm")
     order = np.argsort(sizes)
     grid = np.array(sizes)[order]
     found = {}
