@@ -17,20 +17,8 @@ from wattcast.core import errors, units
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
-from wattcast.hardware.gpu import (
-    CardUse,
-    ClockCurve,
-    ClockRange,
-    DeviceMemory,
-    Fabric,
-    Gpu,
-    L2Cache,
-    Links,
-    Node,
-    Pipes,
-    PowerSpec,
-    Sm,
-)
+from wattcast.hardware import gpu as chip
+from wattcast.hardware.gpu import CardUse, ClockCurve, Fabric, Gpu, Node
 
 MAX_GPU_FILE_BYTE = 1 << 20
 MAX_NODE_FILE_BYTE = 1 << 16
@@ -172,17 +160,17 @@ class _Reader:
             name=name,
             process=self.text(file.process, "process"),
             sm_count=sm_count,
-            pipes=Pipes(
+            pipes=chip.Pipes(
                 self.rates(file.pipes.tensor_per_cycle_sm, "pipes.tensor"),
                 self.rates(file.pipes.cuda_per_cycle_sm, "pipes.cuda"),
                 **groups["pipes"],
             ),
-            sm=Sm(**groups["sm"]),
-            l2=L2Cache(**groups["l2"]),
-            memory=DeviceMemory(kind=self.text(file.memory.kind, "memory.kind"), **groups["memory"]),
-            links=Links(**groups["links"]),
-            clocks=ClockRange(**groups["clocks"], memory_hz=tuple(memory_hz)),
-            power=PowerSpec(
+            sm=chip.Sm(**groups["sm"]),
+            l2=chip.L2Cache(**groups["l2"]),
+            memory=chip.DeviceMemory(kind=self.text(file.memory.kind, "memory.kind"), **groups["memory"]),
+            links=chip.Links(**groups["links"]),
+            clocks=chip.ClockRange(**groups["clocks"], memory_hz=tuple(memory_hz)),
+            power=chip.PowerSpec(
                 **groups["power"],
                 idle_w=self.curve(file.power.idle, "power.idle", "W", "power.idle_w"),
                 voltage_v=self.curve(file.power.voltage, "power.voltage", "V", "power.voltage_v"),

@@ -54,9 +54,8 @@ class PagedAttention(Operator):
         if self.heads % self.kv_heads:
             raise bad_value("engine_attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads)
         if not self.groups or any(not (count > 0 and 0 < q <= kv) for count, q, kv in self.groups):
-            raise bad_value(
-                "engine_attention.groups", "lists of sequences, new tokens and at least as many keys", self.groups
-            )
+            wanted = "lists of sequences, new tokens and at least as many keys"
+            raise bad_value("engine_attention.groups", wanted, self.groups)
 
     @property
     def math_dtype(self) -> Dtype:
@@ -280,9 +279,8 @@ class FusedExperts(Operator):
 
     @property
     def form(self) -> str:
-        return f"{self.kind} in {self.weights}" + (
-            f" with scales of a {self.scales}" if self.scales != "none" else ""
-        )
+        scales = f" with scales of a {self.scales}" if self.scales != "none" else ""
+        return f"{self.kind} in {self.weights}{scales}"
 
     @property
     def picks(self) -> int:
@@ -342,10 +340,9 @@ class FusedExperts(Operator):
     @property
     def expert_byte(self) -> float:
         """Bytes of the weights of one expert, with scales of blocks or groups."""
-        extra = {"block": 4.0 / 128.0**2, "group": 2.0 / 128.0, "mx": 1.0 / 32.0, "nv": 1.0 / 16.0}.get(
-            self.scales, 0.0
-        )
-        return 3.0 * self.hidden * self.intermediate * (WEIGHT_BIT[self.weights] / 8.0 + extra)
+        scales = {"block": 4.0 / 128.0**2, "group": 2.0 / 128.0, "mx": 1.0 / 32.0, "nv": 1.0 / 16.0}
+        each = WEIGHT_BIT[self.weights] / 8.0 + scales.get(self.scales, 0.0)
+        return 3.0 * self.hidden * self.intermediate * each
 
     @cached_property
     def work(self) -> OperatorWork:
@@ -511,9 +508,8 @@ class CompiledRows(RowKernel):
 
     form_text: ClassVar[str] = "{op.kind} {op.function}"
     allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "function": (
-            *("rms_norm", "add_rms_norm", "rms_norm_quant", "add_rms_norm_quant"),
-            *("silu_and_mul", "silu_and_mul_quant"),
+        "function": tuple(
+            name + end for end in ("", "_quant") for name in ("rms_norm", "add_rms_norm", "silu_and_mul")
         )
     }
     function: str = "add_rms_norm"

@@ -138,9 +138,8 @@ def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
     """Parse a model's YAML; an error names the bad key."""
     file = decode_yaml(data, _ModelFile, where)
     if file.architecture not in ARCHITECTURES:
-        raise unknown_name(
-            f"architecture in {where}", file.architecture, ARCHITECTURES, f"Known: {', '.join(ARCHITECTURES)}."
-        )
+        known = f"Known: {', '.join(ARCHITECTURES)}."
+        raise unknown_name(f"architecture in {where}", file.architecture, ARCHITECTURES, known)
     made = make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
     return replace(made, quantization=file.quantization)
 

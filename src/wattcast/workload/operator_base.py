@@ -178,12 +178,8 @@ class PointwiseFunction:
 @cache
 def load_functions() -> dict[str, PointwiseFunction]:
     """Read all pointwise functions, by name."""
-    return {
-        row["function"]: PointwiseFunction(
-            row["function"], int(row["inputs"]), float(row["flop"]), float(row["sfu_op"]), row["meaning"]
-        )
-        for row in read_shipped_table("wattcast.workload", "elementwise.csv")
-    }
+    rows = (row.values() for row in read_shipped_table("wattcast.workload", "elementwise.csv"))
+    return {name: PointwiseFunction(name, int(n), float(flop), float(sfu), word) for name, n, flop, sfu, word in rows}
 
 
 def find_function(name: str) -> PointwiseFunction:

@@ -156,10 +156,6 @@ def _map_power(call: AtenCall) -> list[Operator]:
     return [map_pointwise(call, function)]
 
 
-def _map_gelu(call: AtenCall) -> list[Operator]:
-    return [map_pointwise(call, ("gelu_tanh" if "tanh" in call.args else "gelu") + "_grad" * call.backward)]
-
-
 def _map_cast(call: AtenCall) -> list[Operator]:
     """Map a copy in another format, or one of the last tensor into the first."""
     if call.name.startswith("copy"):
@@ -230,11 +226,6 @@ def _map_pool(call: AtenCall) -> list[Operator]:
         read = x.byte + sum(t.byte for t in call.inputs[2:])
         return [Elementwise("pool_grad", out.numel, dtype=x.dtype, read=read, rows=prod(out.shape[:-2]))]
     return [Elementwise("pool", x.numel, dtype=x.dtype, write=call.out_byte, rows=prod(x.shape[:-2]))]
-
-
-def _map_dropout(call: AtenCall) -> list[Operator]:
-    x = call.inputs[0]
-    return [Elementwise("dropout", x.numel, dtype=x.dtype, write=call.out_byte)]
 
 
 def _map_scatter(call: AtenCall) -> list[Operator]:
@@ -309,16 +300,15 @@ def _map_attention(call: AtenCall) -> list[Operator]:
 
 
 def _map_convolution(call: AtenCall) -> list[Operator]:
+    """Return a convolution and, where it has a bias, the kernel that adds it to the channels in place."""
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
-    out = call.out
+    out, where = call.out, call.out.operand
     op = _describe_convolution(call, x, weight, out, stride, padding, dilation, transposed, groups, "forward")
-    return [op] if bias is None else [op, describe_image_bias(out, bias)]
-
-
-def describe_image_bias(out: Tensor, bias: Tensor) -> Operator:
-    """Return the kernel that adds a bias to the channels of an image, in place."""
+    if bias is None:
+        return [op]
     planes = prod(out.shape[:2]), None
-    return describe_pointwise("add", (out.operand, bias.operand), out.operand, out.dtype, Layout.BROADCAST, planes)
+    add = describe_pointwise("add", (where, bias.operand), where, out.dtype, Layout.BROADCAST, planes)
+    return [op, add]
 
 
 def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
@@ -363,13 +353,15 @@ _KINDS: dict[str, Callable[[AtenCall], list[Operator]]] = {
     "fill": lambda call: [_make_zeros(call.out)],
     "gather": _map_gather,
     "power": _map_power,
-    "gelu": _map_gelu,
+    "gelu": lambda call: [map_pointwise(call, "gelu" + "_tanh" * ("tanh" in call.args) + "_grad" * call.backward)],
     "cast": _map_cast,
     "concatenation": _map_concatenation,
     "rows": _map_rows,
     "batch_norm": _map_batch_norm,
     "pool": _map_pool,
-    "dropout": _map_dropout,
+    "dropout": lambda call: [
+        Elementwise("dropout", call.inputs[0].numel, dtype=call.inputs[0].dtype, write=call.out_byte)
+    ],
     "scatter": _map_scatter,
     "padding": _map_padding,
     "loss": _map_loss,

@@ -26,17 +26,9 @@ from wattcast.core.units import Dtype
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.model_options import SIZE_LIMIT
 
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "relu": "relu",
-    "gelu_new": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu2": "relu2",
-}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_new"}
+_ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+_ACTIVATIONS |= {name: name for name in ("quick_gelu", "relu2")}
 # Models of pictures or sounds whose language part is one of the decoders of huggingface.yaml.
 _LANGUAGE_PARTS = {
     "aya_vision": "cohere2", "gemma3": "gemma3_text", "glm4v": "glm4", "glm4v_moe": "glm4_moe", "internvl": "qwen2",
@@ -121,9 +113,8 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, D
     elif method == "compressed-tensors":
         recipe = _read_compressed_tensors(found)
     if recipe is None:
-        notes.append(
-            f"quantization_config ({clip_text(method or 'no quant_method')}) is not known: choose --quantization"
-        )
+        said = clip_text(method or "no quant_method")
+        notes.append(f"quantization_config ({said}) is not known: choose --quantization")
     if recipe == "gptq-8bit":
         notes.append("8-bit integer weights are predicted as 8-bit floats, which the same kernel (Marlin) widens")
     scheme = found.get("kv_cache_scheme")
@@ -138,12 +129,10 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, D
 def _read_compressed_tensors(found: Mapping[str, Any]) -> str | None:
     """Return the recipe of the first group of layers."""
     groups = found.get("config_groups")
-    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
-    weights, tokens = (
-        first.get(name) if isinstance(first, Mapping) else None for name in ("weights", "input_activations")
-    )
-    if not isinstance(weights, Mapping):
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    if not isinstance(first, Mapping) or not isinstance(weights := first.get("weights"), Mapping):
         return None
+    tokens = first.get("input_activations")
     kind = weights.get("type"), weights.get("num_bits"), isinstance(tokens, Mapping)
     if kind == ("float", 8, True):
         return "fp8-block" if weights.get("strategy") == "block" else "fp8"

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,13 @@ def read_onnx(path: Path) -> Graph:
 def check_external_data(model: Any, path: Path) -> None:
     """Refuse weights kept outside the model's folder."""
     folder = path.resolve().parent
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key != "location":
-                continue
-            if Path(entry.value).is_absolute() or not (folder / entry.value).resolve().is_relative_to(folder):
-                where = f"{path.name}: initializer {clip_text(tensor.name)}"
-                raise bad_value(where, "external data inside the model's folder", entry.value)
+    placed = [
+        (tensor, e.value) for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location"
+    ]
+    for tensor, place in placed:
+        if Path(place).is_absolute() or not (folder / place).resolve().is_relative_to(folder):
+            where = f"{path.name}: initializer {clip_text(tensor.name)}"
+            raise bad_value(where, "external data inside the model's folder", place)
 
 
 def convert_onnx(model: Any, name: str, where: str) -> Graph:
@@ -124,18 +123,15 @@ class _Call:
         return default
 
 
-@cache
-def _load_rules() -> dict[str, tuple[str, str]]:
-    """Read which kind of operator and which function a node becomes, by its type."""
-    rows = read_shipped_table("wattcast.workload.readers", "onnx.csv")
-    return {row["onnx"]: (row["kind"], row["function"]) for row in rows}
+# what nodes become, by their type
+_RULES = {row.pop("onnx"): row for row in read_shipped_table("wattcast.workload.readers", "onnx.csv")}
 
 
 def _map_node(call: _Call) -> list[Operator] | None:
     """Return the operators of a node, or None where there is no rule."""
-    kind, function = _load_rules().get(call.node.op_type, ("", ""))
-    if not kind:
+    if call.node.op_type not in _RULES:
         return None
+    kind, function = _RULES[call.node.op_type].values()
     if kind == "free":
         return []
     inputs, out = call.inputs, call.out
@@ -177,9 +173,8 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
         return x, *rest
     sides = len(x.shape) - 2
     if sides not in (1, 2):
-        raise bad_value(
-            f"{call.where}: node {clip_text(call.label)}", "a convolution over one or two dimensions", x.shape
-        )
+        where = f"{call.where}: node {clip_text(call.label)}"
+        raise bad_value(where, "a convolution over one or two dimensions", x.shape)
     stride, dilation = (call.attribute(word, [1] * sides) for word in ("strides", "dilations"))
     pads, groups = call.attribute("pads", [0] * 2 * sides)[:sides], int(call.attribute("group", 1))
     return x, rest[0], rest[1] if len(rest) > 1 else None, stride, pads, dilation, False, None, groups

@@ -29,12 +29,10 @@ MAX_PROFILE_BYTE = 1 << 29
 _MICROSECOND_S = 1e-6
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 # operators whose rule covers what they call inside, so that a bias added there is not counted twice
-_WHOLE = frozenset(
+_ATTENTIONS = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
+_WHOLE = {*_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS)} | set(
     """convolution convolution_backward native_layer_norm native_group_norm native_batch_norm
-    embedding_dense_backward nll_loss_backward constant_pad_nd _scaled_dot_product_flash_attention
-    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-    _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_cudnn_attention_backward""".split()
+    embedding_dense_backward nll_loss_backward constant_pad_nd""".split()
 )
 _PASSING = ("_to_copy", "copy")  # the copy_ inside knows both formats
 _REDUCTIONS = frozenset("sum mean amax amin max min any all argmax prod".split())

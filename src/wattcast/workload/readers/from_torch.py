@@ -75,16 +75,9 @@ def capture(
 
 
 def capture_module(
-    module: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    name: str = "",
-    train: bool = False,
-    loss: Callable[[Any], Any] | None = None,
-    tf32: bool = False,
-    step: bool = True,
-) -> CapturedModule:
+    module: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, name: str = "",
+    train: bool = False, loss: Callable[[Any], Any] | None = None, tf32: bool = False, step: bool = True,
+) -> CapturedModule:  # fmt: skip
     """Run ``module(*args, **kwargs)`` without data and record every operator.
 
     Parameters and tensors may be real or meta; real ones are only looked at. A yes-or-no question about data ("is
@@ -193,11 +186,8 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
             self.hooks: list[Any] = []
             for path, child in getattr(module, "named_modules", list)():
                 if path:
-                    self.hooks.append(child.register_forward_pre_hook(self._enter_module(path)))
+                    self.hooks.append(child.register_forward_pre_hook(lambda *_, path=path: self.stack.append(path)))
                     self.hooks.append(child.register_forward_hook(self._leave_module, always_call=False))
-
-        def _enter_module(self, path: str) -> Callable[..., None]:
-            return lambda *_: self.stack.append(path)
 
         def _leave_module(self, *_: Any) -> None:
             if self.stack:
@@ -243,9 +233,8 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
             """Keep an operator without a rule, whose bytes are known, and note what is not known about it."""
             read, key = sum(t.byte for t in call.inputs), (name, self.path())
             before = self.unmapped.get(key, UnmappedOperator(*key, 0, 0.0, 0.0))
-            self.unmapped[key] = UnmappedOperator(
-                *key, before.calls + 1, before.flop + flop, before.byte + read + call.out_byte
-            )
+            byte = before.byte + read + call.out_byte
+            self.unmapped[key] = UnmappedOperator(*key, before.calls + 1, before.flop + flop, byte)
             n = max(call.out.numel, 1)
             return [Elementwise("unspecified", n, dtype=call.out.dtype, read=read, write=call.out_byte)]
 
@@ -301,10 +290,8 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
         scale: Any = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
         if attn_mask is None and query.shape[-1] == value.shape[-1] <= 256:
-            out = aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale
-            )
-            return out[0]
+            flash = aten._scaled_dot_product_flash_attention
+            return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         if enable_gqa:
             key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
             value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
@@ -313,10 +300,8 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
             attn_mask = torch.where(attn_mask, zero, float("-inf"))
         if attn_mask is not None:
             attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-        log = torch.is_grad_enabled() and query.requires_grad
-        return aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, log, dropout_p, is_causal, scale=scale
-        )[0]
+        log, efficient = torch.is_grad_enabled() and query.requires_grad, aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, attn_mask, log, dropout_p, is_causal, scale=scale)[0]
 
     return Fused()
 

@@ -47,9 +47,8 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
 
         graph = parse_workload(data, path.name)
     if options != ModelOptions():
-        raise bad_value(
-            path.name, "no model options beside a list of operators", "some", "The list states its own sizes."
-        )
+        wanted = "no model options beside a list of operators"
+        raise bad_value(path.name, wanted, "some", "The list states its own sizes.")
     return graph
 
 
@@ -57,9 +56,8 @@ def capture_workload(module: Any, inputs: Any, options: Mapping[str, Any]) -> Gr
     """Capture a module; of the options only the phase has a meaning, and only that of training."""
     if not callable(module) or inputs is None:
         wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
-        raise bad_value(
-            "workload", wanted, f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
-        )
+        found = f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
+        raise bad_value("workload", wanted, found)
     if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (None, "forward", "train"):
         do = "A module states its own sizes and formats; phase may be forward or train."
         raise bad_value("options", "none beside a module", ", ".join(options), do)
