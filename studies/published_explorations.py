@@ -28,13 +28,13 @@ from wattcast.explore.explorations import Alternative, explore
 from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report.figure_style import (
+    MEASURED,
     PREDICTED,
     SERIES_COLOURS,
     FigureMaker,
     add_caption,
     describe_origin,
     new_figure,
-    plot_measured,
     save_figure,
 )
 from wattcast.report.text_tables import print_rows
@@ -245,7 +245,7 @@ def published_dvfs(found: Sequence[Curve]) -> Figure:
     """Power over clocks of the published workloads: measured dots, predicted line."""
     figure = new_figure(9.0, 5.2)
     for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
-        plot_measured(axes, curve.clock_hz / 1e6, curve.measured_w)
+        axes.plot(curve.clock_hz / 1e6, curve.measured_w, "o", ms=4.0, color=MEASURED, label="measured", zorder=5)
         axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=PREDICTED, label="predicted", zorder=4)
         axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}")
         axes.set(xlabel="Clock (MHz)", ylabel="Power (W)")
@@ -276,8 +276,8 @@ def published_formats(found: Sequence[Format]) -> Figure:
         right.bar(at, [r.predicted_w for r in mine], 0.25, color=colour, label=" ".join(kind))
         for x, r, b in zip(at, mine, first, strict=True):
             if r.measured_s is not None and b.measured_s is not None and r.measured_w is not None:
-                plot_measured(left, x, b.measured_s / r.measured_s, "", 5.0)
-                plot_measured(right, x, r.measured_w, "", 5.0)
+                left.plot(x, b.measured_s / r.measured_s, "o", ms=5.0, color=MEASURED, zorder=5)
+                right.plot(x, r.measured_w, "o", ms=5.0, color=MEASURED, zorder=5)
     for axes, said in ((left, "Speed-up over fp32"), (right, "Power (W)")):
         axes.set_xticks(range(len(cases)), [f"{m}\nb{b} s{s}" for m, b, s in cases])
         axes.set_ylabel(said)

@@ -33,18 +33,9 @@ def list_gpus() -> CommandOutput:
     columns = {"name": "gpu", "architecture": "architecture", "sm_count": "SMs", "max_clock_hz": "top clock"}
     columns |= {name: name for name in ("memory", "bandwidth")}
     columns |= {"power_limit_w": "limit", "coefficients": "coefficients"}
-
-    def print_text(console: Console) -> None:
-        sizes = [
-            {
-                "memory": f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}",
-                "bandwidth": show(row["memory_byte_per_s"], "byte/s", 3),
-            }
-            for row in rows
-        ]
-        print_rows(console, [row | size for row, size in zip(rows, sizes, strict=True)], columns)
-
-    return CommandOutput({"gpus": rows}, print_text)
+    shown = [row | {"bandwidth": show(row["memory_byte_per_s"], "byte/s", 3)} for row in rows]
+    shown = [row | {"memory": f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}"} for row in shown]
+    return CommandOutput({"gpus": rows}, lambda console: print_rows(console, shown, columns))
 
 
 @command("gpus nodes")
@@ -115,10 +106,7 @@ def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]]) -> None:
 
 def _gpu_summary(gpu: Gpu) -> dict[str, Any]:
     return {
-        "name": gpu.name,
-        "title": gpu.title,
-        "vendor": gpu.vendor,
-        "architecture": gpu.architecture,
+        **{name: getattr(gpu, name) for name in ("name", "title", "vendor", "architecture")},
         "sm_count": float(gpu.sm_count),
         "max_clock_hz": float(gpu.clocks.max_hz),
         "memory_kind": gpu.memory.kind,
@@ -145,15 +133,9 @@ def list_models() -> CommandOutput:
 def _model_summary(model: ModelSpec) -> dict[str, Any]:
     from wattcast.workload.build_model import count_parameters
 
-    return {
-        "name": model.name,
-        "title": model.title,
-        "kind": str(model.kind),
-        "architecture": model.architecture,
-        "parameters": count_parameters(model),
-        "source": model.source,
-        "note": model.note,
-    }
+    names = ("name", "title", "kind", "architecture", "parameters", "source", "note")
+    known = {name: getattr(model, name, None) for name in names}
+    return known | {"kind": str(model.kind), "parameters": count_parameters(model)}
 
 
 MOST_ROWS = 60
@@ -249,13 +231,10 @@ def _print_graph(console: Console, graph: Graph, about: dict[str, Any] | None, h
         dims = ", ".join(f"{name} {value}" for name, value in about["dims"].items() if value)
         console.print(f"{escape(dims)}\nsource: {escape(about['source'])}\n", style="dim")
     console.print(f"[bold]{escape(graph.name)}[/bold]")
-    totals = {
-        "operators issued": str(sums.calls),
-        "arithmetic": show(sums.flop, "flop"),
-        "products, as run": show(sums.product_flop, "flop"),
-        "products, causal mask ignored": show(sums.product_flop_dense, "flop"),
-        "bytes read and written": show(sums.byte, "byte"),
-    }
+    totals = {"operators issued": str(sums.calls), "arithmetic": show(sums.flop, "flop")}
+    totals |= {"products, as run": show(sums.product_flop, "flop")}
+    totals |= {"products, causal mask ignored": show(sums.product_flop_dense, "flop")}
+    totals |= {"bytes read and written": show(sums.byte, "byte")}
     for key, value in (held or {}).items():
         words = key.removesuffix("_byte").replace("_", " ")
         totals[f"memory: {words}"] = show(value, "byte") if key.endswith("_byte") else str(value)

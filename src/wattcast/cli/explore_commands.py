@@ -11,7 +11,7 @@ from wattcast.cli.shared_options import MODEL_OPTIONS, PLOT, PRICES, CommandOutp
 from wattcast.core.errors import bad_value, resolve_name
 
 if TYPE_CHECKING:
-    from wattcast.explore.sweep import ReportProgress, Runner, SweepResult
+    from wattcast.explore.sweep import Runner
 
 
 @command("explore sweep", MODEL_OPTIONS, "clock", "power_limit", PRICES, PLOT)
@@ -63,6 +63,7 @@ def designs(
     """
     from wattcast.explore import exploration_report as report
     from wattcast.explore import explorations
+    from wattcast.explore.sweep import run_sweep
 
     axes = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
     if axes and plot is None:
@@ -71,7 +72,21 @@ def designs(
         raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
     study = explorations.build_study(workload, gpu, vary, where or [], sample, seed, **options)
     objectives = tuple(name.strip() for name in front.split(","))
-    done = _run_designs(env, study, out, objectives, _choose_runner(workers, cluster, study.space.size), yes)
+    runner = _choose_runner(workers, cluster, study.space.size)
+
+    def tell(points: int, total: int) -> None:
+        env.stderr.write(f"\r{points:,} of {total:,} points{'' if points < total else chr(10)}")
+        env.stderr.flush()
+
+    try:
+        done = run_sweep(study, out, objectives, runner, tell if env.stderr.isatty() else None, yes)
+    except KeyboardInterrupt:
+        if out is not None:
+            env.say("finished parts are kept; the same command continues.")
+        raise
+    if out is not None:
+        before = f" ({done.continued} parts were there before)" if done.continued else ""
+        env.say(f"{done.summary.kept:,} points saved: {out}{before}")
     columns = [report.find_column(done, word) for word in axes]
     if plot is not None:
         env.save_plot(report.draw_heat_map(done, columns) if axes else report.draw_pareto_front(done), plot)
@@ -92,48 +107,17 @@ def fleet(file: Path, aim: str = "energy", site_power: str | None = None, **pric
     return CommandOutput.of(found, report.assignment_json, report.print_assignment, figure)
 
 
-def _run_designs(
-    env: Environment, study: Any, out: Path | None, front: tuple[str, ...], runner: Runner, yes: bool
-) -> SweepResult:
-    from wattcast.explore.sweep import run_sweep
-
-    try:
-        done = run_sweep(study, out, front, runner, _make_progress(env), yes)
-    except KeyboardInterrupt:
-        if out is not None:
-            env.say("finished parts are kept; the same command continues.")
-        raise
-    if out is not None:
-        before = f" ({done.continued} parts were there before)" if done.continued else ""
-        env.say(f"{done.summary.kept:,} points saved: {out}{before}")
-    return done
-
-
 def _choose_runner(workers: int | None, cluster: str | None, size: int) -> Runner:
     """Choose where points are computed; a small space stays in this process, since starting one costs a second."""
-    from wattcast.explore.sweep import PART_POINTS, process_runner
+    from wattcast.explore.sweep import PART_POINTS, cluster_runner, process_runner
 
     if cluster is not None:
-        from wattcast.explore.sweep import cluster_runner
-
         return cluster_runner(cluster, workers)
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
         workers = max(free, 1) if size > 3 * PART_POINTS else 1
     return process_runner(workers)
-
-
-def _make_progress(env: Environment) -> ReportProgress | None:
-    """Return what counts points on a terminal; None elsewhere."""
-    if not env.stderr.isatty():
-        return None
-
-    def said(done: int, total: int) -> None:
-        env.stderr.write(f"\r{done:,} of {total:,} points{'' if done < total else chr(10)}")
-        env.stderr.flush()
-
-    return said
 
 
 PLANNED = ("dtype", "quantization", "weights", "kv_dtype")

@@ -153,7 +153,16 @@ def calibrate(
         folder = out or Path("calibrated") / chip.name
         moved = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor or []))
         saved = f"{moved.bundle.gpu} saved in {folder}; use it with --bundle {folder}"
-        plain = _calibration_to_plain(moved, chip.name, folder)
+        plain = {
+            "gpu": chip.name,
+            "rows": moved.rows,
+            "learned": [vars(item) for item in moved.learned],
+            "not_supported": list(moved.left),
+            "latency_error_percent": vars(moved.latency),
+            "power_error_percent": vars(moved.power),
+            "notes": list(moved.notes),
+            "bundle": str(folder),
+        }
         return CommandOutput(plain, lambda console: _print_calibration(console, moved, chip.name), notes=[saved])
     if file is not None or not table:
         raise BadInput("calibrate takes one of two: FILE with whole models, or --table with kernel tables.")
@@ -185,19 +194,6 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
     print_notes(console, [*found.bundle.assumptions[:1], *found.notes])
 
 
-def _calibration_to_plain(found: Calibration, gpu: str, folder: Path) -> dict[str, Any]:
-    return {
-        "gpu": gpu,
-        "rows": found.rows,
-        "learned": [vars(item) for item in found.learned],
-        "not_supported": list(found.left),
-        "latency_error_percent": vars(found.latency),
-        "power_error_percent": vars(found.power),
-        "notes": list(found.notes),
-        "bundle": str(folder),
-    }
-
-
 def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
     from rich.markup import escape
 
@@ -205,10 +201,10 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
 
     console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}")
     learned = new_table("learned", "value", "90% interval", "surer than before by")
-    for item in found.learned:
-        unit = " W" if item.name == "idle_offset" else ""
-        ends = f"{item.low:.3g} to {item.high:.3g}{unit}"
-        learned.add_row(item.name, f"{item.value:.3g}{unit}", ends, f"{max(item.sure, 0.0):.0%}")
+    for of in found.learned:
+        unit = " W" if of.name == "idle_offset" else ""
+        ends = f"{of.low:.3g} to {of.high:.3g}{unit}"
+        learned.add_row(of.name, f"{of.value:.3g}{unit}", ends, f"{max(of.sure, 0.0):.0%}")
     console.print(learned)
     if found.left:
         console.print(f"Left as forecast, for want of rows that tell: {', '.join(found.left)}")
@@ -216,8 +212,12 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
     for name, e in (("latency", found.latency), ("power", found.power)):
         errors.add_row(name, *("-" if x is None else f"{x:.1f} %" for x in (e.forecast, e.fitted, e.left_out)))
     console.print(errors)
-    for note in found.notes:
-        console.print(f"  - {escape(note)}", style="dim")
+    _print_warnings(console, found.notes)
+
+
+def _print_warnings(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"  - {note}", style="dim", markup=False)
 
 
 @command("lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions")
@@ -330,8 +330,7 @@ def _print_fit(console: Console, result: CounterFit) -> None:
         )
     for candidate in result.candidates[:1]:
         console.print(f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance).")
-    for words in (*result.warnings, *result.table.notes):
-        console.print(f"  - {words}", style="dim", markup=False)
+    _print_warnings(console, (*result.warnings, *result.table.notes))
 
 
 def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
@@ -363,5 +362,4 @@ def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> N
     console.print(tested)
     trials = ", ".join(f"{lean:g}: {error:.2f} %" for lean, error in result.trials.items())
     console.print(f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials}).")
-    for words in result.warnings:
-        console.print(f"  - {words}", style="dim", markup=False)
+    _print_warnings(console, result.warnings)

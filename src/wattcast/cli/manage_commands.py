@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,10 @@ def simulate(
     turned = [roles[name] for name in wanted]
     plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model, turned)
     setup = _make_setup(options, model)
-    sweep = policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed) if perturbed else None
+    more = {"perturbed": policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed)} if perturbed else {}
     if export is not None:
         policy_comparison.export_tables(plant, export)
         env.say(f"table saved: {export}")
-    more = {} if sweep is None else {"perturbed": sweep}
     return _compare_policies([plant], setup, f"{plant.name}, simulated", STRESS_APPLICATIONS, [], more)
 
 
@@ -87,7 +87,9 @@ def replay(
     plants = tables.leave_out_applications(plants, leave_out or [])
     chosen, notes = _forecast_plants(plants, gpu, workloads, _read_objective(**options))
     setup = _make_setup(options, None, chosen)
-    more = _repeat_with_noise(plants, setup, repeats)
+    if repeats and setup.noise is None:
+        raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
+    more = {"noise": tables.count_worse_runs(plants, setup, repeats)} if repeats else {}
     return _compare_policies(plants, setup, ", ".join(f.name for f in files), (), notes, more)
 
 
@@ -100,12 +102,9 @@ def watch(
     from wattcast.measure.device_control import NvmlCard
 
     seconds, goal = _period_s(period), _read_objective(**options)
-    card = NvmlCard(device)
-    card.open()
-    try:
+    with closing(NvmlCard(device)) as card:
+        card.open()
         found = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
-    finally:
-        card.close()
     return CommandOutput.of(found, dict, watch_card.print_watched)
 
 
@@ -365,14 +364,10 @@ def _read_objective(
 ) -> Objective:
     from wattcast.manage.search_problem import Goal, Objective
 
-    known = [str(g) for g in Goal]
-    check_names("objective", minimise, known)
-    return Objective(
-        Goal(minimise),
-        None if slowdown is None else units.parse_amount(slowdown, "", "--slowdown"),
-        None if latency is None else units.parse_amount(latency, "s", "--latency"),
-        None if cap is None else units.parse_amount(cap, "W", "--cap"),
-    )
+    check_names("objective", minimise, list(Goal))
+    bounds = (slowdown, "", "--slowdown"), (latency, "s", "--latency"), (cap, "W", "--cap")
+    most = [None if given is None else units.parse_amount(given, *of) for given, *of in bounds]
+    return Objective(Goal(minimise), *most)
 
 
 def _read_workload(text: str) -> dict[str, Any]:
@@ -394,10 +389,10 @@ def _serving_limits(ttft: str, tpot: str) -> ServingLimits:
 
     found = []
     for name, text in (("ttft", ttft), ("tpot", tpot)):
-        bounds = parse_latency_bounds(name, text, 99.0)
-        if [bound.percentile for bound in bounds] != [99.0]:
+        bound, *more = parse_latency_bounds(name, text, 99.0)
+        if more or bound.percentile != 99.0:
             raise bad_value(f"--{name}", "one time, of the 99th percentile, which the policy steers by", text)
-        found.append(bounds[0].seconds)
+        found.append(bound.seconds)
     return ServingLimits(*found)
 
 
@@ -423,9 +418,8 @@ def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> Po
 
     share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
     noise = MeasurementNoise(share, share) if share else None
-    return PolicySetup(
-        _read_objective(**options), model=model, forecast=forecast or {}, noise=noise, seed=options["seed"]
-    )
+    goal = _read_objective(**options)
+    return PolicySetup(goal, model=model, forecast=forecast or {}, noise=noise, seed=options["seed"])
 
 
 def _forecast_plants(
@@ -470,13 +464,3 @@ def _compare_policies(
         figures=lambda: list_management_figures(plants, comparison, setup),
         notes=notes,
     )
-
-
-def _repeat_with_noise(plants: list[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, Any]:
-    from wattcast.manage.policy_comparison import count_worse_runs
-
-    if not repeats:
-        return {}
-    if setup.noise is None:
-        raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
-    return {"noise": count_worse_runs(plants, setup, repeats)}

@@ -76,20 +76,17 @@ class LaunchEstimate:
 
     def plain(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        whole_s = float(self.estimate.activity.duration_s.sum())
-        known_s = float((self.estimate.activity.duration_s * self.estimate.known).sum())
-        watts = self.estimate.power.part_w
-        share = (watts.T * self.estimate.activity.duration_s * self.estimate.known).sum(axis=-1)
-        parts = dict(zip(self.estimate.power.parts, (share / known_s if known_s else share).tolist(), strict=True))
+        found = self.estimate
+        each_s = found.activity.duration_s * found.known
+        whole_s, known_s = float(found.activity.duration_s.sum()), float(each_s.sum())
+        part_j = (found.power.part_w.T * each_s).sum(axis=-1)
         plain: dict[str, Any] = {
-            "power_w": self.estimate.mean_w,
-            "energy_j": self.estimate.energy_j,
+            "power_w": found.mean_w,
+            "energy_j": found.energy_j,
             "traced_s": whole_s,
             "known_share": known_s / whole_s,
-            "part_w": parts,
-            "without_counters": [
-                {"kernel": key.kernel, "grid": key.grid, "block": key.block} for key in self.estimate.unknown
-            ],
+            "part_w": dict(zip(found.power.parts, (part_j / (known_s or 1.0)).tolist(), strict=True)),
+            "without_counters": [{"kernel": k.kernel, "grid": k.grid, "block": k.block} for k in found.unknown],
         }
         if self.same_stretch is not None:
             plain["measured_w"] = self.same_stretch.power_w
@@ -144,9 +141,7 @@ def prepare_estimate(
         raise bad_value("--model", "--counters FILE beside it", "none", "A counter book, or an export of ncu --csv.")
     if trace is None:
         raise bad_value("--model", "--launches FILE beside it", "none", "The profiler trace that the command writes.")
-    sm_count: float | None = None
-    if gpu is not None:
-        sm_count = float(load_gpu(gpu).sm_count)
+    sm_count = None if gpu is None else float(load_gpu(gpu).sm_count)
     saved = load_saved_model(model)
     if command and not counters.exists() and counters.suffix != ".json":
         make_collect_command(command, counters, list_ncu_metrics(saved.model.required_events))
@@ -234,10 +229,8 @@ def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) ->
 
 def write_suggestions(out: Path, found: list[RowSuggestion], specs: list[OperatorSpec]) -> Path:
     """Write the list for ``lab kernels --plan``."""
-    path = out / "plan.jsonl"
-    write_listed(
-        path, [(s, {"why": f.candidate.source, "score": f.score}) for s, f in zip(specs, found, strict=True)]
-    )
+    path, reasons = out / "plan.jsonl", [{"why": f.candidate.source, "score": f.score} for f in found]
+    write_listed(path, list(zip(specs, reasons, strict=True)))
     return path
 
 

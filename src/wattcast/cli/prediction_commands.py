@@ -19,7 +19,7 @@ from wattcast.cli.shared_options import (
     command,
     parse_factors,
 )
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import bad_value, check_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,9 +64,11 @@ def predict(
     from wattcast.predictor import api
 
     if plot is not None:
-        from wattcast.report.prediction_figures import check_figure
+        from wattcast.report.figure_style import check_figure_path
+        from wattcast.report.prediction_figures import FIGURES
 
-        check_figure(figure, plot)
+        check_names("figure", figure, FIGURES)
+        check_figure_path(plot)
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)

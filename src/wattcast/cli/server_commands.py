@@ -12,7 +12,7 @@ from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from wattcast.web.metrics_exporter import ModelledWorkload, WatchedCard
+    from wattcast.web.metrics_exporter import WatchedCard
 
 
 @command("serve")
@@ -61,10 +61,17 @@ def prometheus(
 
     Example: wattcast export prometheus --workload llama3-8b --gpu h200 --batch 8 --seq 1024
     """
+    from wattcast.predictor import api
     from wattcast.web import metrics_exporter
 
     parse_amount(slowdown, "", "--slowdown")
-    models = _predict_workloads(workload or [], gpu, slowdown, options)
+    models = []
+    for work in workload or []:
+        if gpu is None:
+            raise bad_value("--workload", "a --gpu beside it", "none")
+        chip = api.find_gpu(gpu)
+        found = api.predict(work, chip, **options)
+        models.append(metrics_exporter.model_workload(work, chip, found, slowdown, **options))
     cards = _find_cards(env, source, interval, idle_interval, bool(models))
     if once:
         env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
@@ -80,20 +87,6 @@ def prometheus(
             closing = threading.Thread(target=card.source.close, daemon=True)
             closing.start()
             closing.join(1.0)  # a driver that hangs closes with the process
-
-
-def _predict_workloads(
-    workloads: list[str], gpu: str | None, slowdown: str, options: dict[str, Any]
-) -> list[ModelledWorkload]:
-    from wattcast.predictor import api
-    from wattcast.web.metrics_exporter import model_workload
-
-    if not workloads:
-        return []
-    if gpu is None:
-        raise bad_value("--workload", "a --gpu beside it", "none")
-    chip = api.find_gpu(gpu)
-    return [model_workload(work, chip, api.predict(work, chip, **options), slowdown, **options) for work in workloads]
 
 
 def _find_cards(env: Environment, source: str, interval: str, idle_interval: str, enough: bool) -> list[WatchedCard]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
+from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_args, get_origin
 
 import typer
@@ -158,11 +159,9 @@ class CommandDeclaration:
     def build(self) -> Callable[..., None]:
         """Return what typer runs: a function with a parameter for every option."""
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = dict(inspect.signature(self.function, eval_str=True).parameters)
-        takes_environment = own.pop("env", None) is not None
-        own = {
-            name: p.replace(kind=keyword) for name, p in own.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
-        }
+        known = inspect.signature(self.function, eval_str=True).parameters
+        variadic = inspect.Parameter.VAR_KEYWORD
+        own = {n: p.replace(kind=keyword) for n, p in known.items() if p.kind is not variadic and n != "env"}
         shared = {
             name: inspect.Parameter(name, keyword, default=self.shared[name][1], annotation=self.shared[name][0])
             for name in sorted(self.shared, key=list(read_help()["*"]).index)
@@ -184,13 +183,13 @@ class CommandDeclaration:
             for name, convert in ((name, convert) for name, (_, convert) in filled.items() if convert is not None):
                 value = kept.pop(name)
                 kept |= {name: convert(value)} if value else {}  # what is not given stays with the library
-            found = self.function(env, **kept) if takes_environment else self.function(**kept)
+            found = self.function(env, **kept) if "env" in known else self.function(**kept)
             if found is not None:
                 drawn.save(env, found)
                 found.show(env, options["json"])
 
         context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        run.__signature__ = inspect.Signature([context, *described])  # type: ignore[attr-defined]
+        vars(run)["__signature__"] = inspect.Signature([context, *described])
         run.__doc__ = self.function.__doc__
         return run
 
@@ -252,7 +251,7 @@ def _choose_type(name: str, kind: Any) -> tuple[Any, Convert | None]:
     """Return the type of the option that fills a field, and what makes the field's value of the option's."""
     if get_origin(kind) is tuple:
         member, convert = _choose_type(name, get_args(kind)[0])
-        return list[member], lambda values: tuple(map(convert, values) if convert else values)  # type: ignore[valid-type]
+        return GenericAlias(list, member), lambda values: tuple(map(convert, values) if convert else values)
     kinds = get_args(kind) or (kind,)
     quantity, _, ending = name.rpartition("_")
     unit = {"hz": "Hz", "s": "s"}.get(ending)
@@ -309,12 +308,9 @@ def parse_factors(given: Sequence[str]) -> dict[str, float]:
     for text in given:
         name, equals, value = text.partition("=")
         try:
-            number = float(value.removesuffix("W").strip())
+            number = float(value.removesuffix("W").strip() if equals and name.strip() else "")
         except ValueError:
-            equals = ""
-            number = 0.0
-        if not equals or not name.strip():
-            raise bad_value("--factor", "NAME=VALUE, such as compute=0.9", text)
+            raise bad_value("--factor", "NAME=VALUE, such as compute=0.9", text) from None
         if name.strip() in found:
             raise bad_value("--factor", f"one value of {name.strip()}", "two")
         found[name.strip()] = number

@@ -6,6 +6,7 @@ matplotlib Figure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -368,14 +369,10 @@ def _label_sweep(figure: Figure, done: SweepResult, x: str, y: str) -> Figure:
 
 def draw_algorithms(found: Sequence[Alternative], title: str) -> Figure:
     """Draw latency and energy per request of each alternative, and the Pareto front."""
-    points = {
-        ", ".join(f"{key} {value}" for key, value in choice.names.items()): (
-            1e3 * float(choice.results["latency_s"]),
-            float(choice.results["energy_j_per_request"]),
-        )
-        for choice in found
-        if choice.results
-    }
+    points = {}
+    for choice in (choice for choice in found if choice.results):
+        label = ", ".join(f"{key} {value}" for key, value in choice.names.items())
+        points[label] = 1e3 * choice.results["latency_s"], choice.results["energy_j_per_request"]
     if not points:
         raise bad_value("figure", "at least one way that can be run", "none")
     missing = len(found) - len(points)
@@ -389,13 +386,10 @@ def draw_assignment(found: FleetAssignment, source: str) -> Figure:
     work = list(dict.fromkeys(str(row["workload"]) for row in found.rows))
     figure, axes = new_axes(7.5, 1.6 + 0.5 * len(kinds))
     left = np.zeros(len(kinds))
-    for index, name in enumerate([*work, "idle"]):
-        width = np.zeros(len(kinds))
-        for row in found.rows:
-            width[kinds.index(str(row["gpu"]))] += float(row["gpus"]) if row["workload"] == name else 0.0
-        if name == "idle":
-            width = np.array([float(found.idle_gpus.get(kind, 0)) for kind in kinds])
-        colour = "#DDDDDD" if name == "idle" else SERIES_COLOURS[index % 8]
+    counts = [(row["workload"], row["gpu"], row["gpus"]) for row in found.rows]
+    counts += [("idle", kind, count) for kind, count in found.idle_gpus.items()]
+    for name, colour in [*zip(work, itertools.cycle(SERIES_COLOURS), strict=False), ("idle", "#DDDDDD")]:
+        width = np.array([float(sum(n for of, gpu, n in counts if (of, gpu) == (name, kind))) for kind in kinds])
         axes.barh(range(len(kinds)), width, left=left, color=colour, label=name, height=0.6)
         left = left + width
     axes.set_yticks(range(len(kinds)), kinds)

@@ -150,9 +150,7 @@ class Exploration:
     best: Mapping[ExploreObjective, Alternative]
     bound: str
     prices: Prices
-    bolder: Mapping[ExploreObjective, Alternative] = field(
-        default_factory=dict
-    )  # better, and far from what was measured
+    bolder: Mapping[ExploreObjective, Alternative]  # better, and far from what was measured
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -289,12 +287,8 @@ def _try_settings(
         each_j, each_s = energy_j * many / requests, latency_s * many / requests
         results = {
             "gpus": many,
-            "latency_s": latency_s,
-            "power_w": row["power_w"],
+            **{name: row[name] for name in ("latency_s", "power_w", "energy_j", "clock_hz", "capped", "limit_met")},
             "energy_j": energy_j * many,
-            "clock_hz": row["clock_hz"],
-            "capped": row["capped"],
-            "limit_met": row["limit_met"],
             "requests_per_s": requests / latency_s,
             "energy_j_per_request": each_j,
             "requests_per_j": 1.0 / each_j,
@@ -308,9 +302,8 @@ def _try_settings(
         }
         at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
         notes = (*graph.assumptions, *fitted.assumptions)
-        clock_hz, limit_w = (row.get(SETTING_COLUMNS[name]) for name in ("clock", "power_limit"))
-        temperature_c = row.get(SETTING_COLUMNS["temperature"], DEFAULT_TEMPERATURE_C)
-        set_at = OperatingPoint(clock_hz, limit_w, temperature_c)
+        clock_hz, limit_w, temperature_c = (row.get(column) for column in SETTING_COLUMNS.values())
+        set_at = OperatingPoint(clock_hz, limit_w, DEFAULT_TEMPERATURE_C if temperature_c is None else temperature_c)
         risk = cache(partial(describe_point_risk, graph, gpu, set_at, fitted))
         found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk))
     return found

@@ -162,10 +162,10 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
         raise bad_value(f"{path.name}: pue", "a number from 1 to 10", file.pue)
     demands = []
     for index, item in enumerate(file.workloads):
-        rate = units.parse(item.rate, "/s", f"{path.name}: workloads[{index}].rate")
-        if rate <= 0:
-            raise bad_value(f"{path.name}: workloads[{index}].rate", "above zero", item.rate)
         where = f"{path.name}: workloads[{index}]"
+        rate = units.parse(item.rate, "/s", f"{where}.rate")
+        if rate <= 0:
+            raise bad_value(f"{where}.rate", "above zero", item.rate)
         check_names(f"option in {where}.options", item.options, [field.name for field in fields(ModelOptions)])
         latency_s = np.inf if item.latency is None else units.parse_amount(item.latency, "s", f"{where}.latency")
         served = _read_served(item, where, units.parse_amount(file.headroom, "", f"{path.name}: headroom"))
@@ -182,7 +182,7 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
 def _read_served(item: _Workload, where: str, headroom: float) -> ServiceDemand | None:
     """Return the demand of a workload with prompts and outputs; None where batches are run."""
     if item.prompt is None or item.output is None:
-        if item.prompt is not None or item.output is not None or item.ttft is not None or item.tpot is not None:
+        if any(given is not None for given in (item.prompt, item.output, item.ttft, item.tpot)):
             raise bad_value(where, "prompt and output, beside ttft and tpot", "one of them")
         return None
     if item.latency is not None or {"batch", "seq", "phase", "tp"} & item.options.keys():
@@ -210,9 +210,8 @@ def assign_fleet(
     columns, notes = _list_columns(fleet)
     if aim == FleetAim.COST:
         columns = [column for column in columns if priced[column.kind]]
-    base_w = np.array(
-        [float(idle_power_w(bundle_for(gpu), list_settable_clocks(gpu)[:1])[0]) for gpu, _ in fleet.gpus]
-    )
+    lowest_w = (idle_power_w(bundle_for(gpu), list_settable_clocks(gpu)[:1]) for gpu, _ in fleet.gpus)
+    base_w = np.concatenate([np.asarray(watts, dtype=np.float64) for watts in lowest_w])
     counts = np.array([count for _, count in fleet.gpus])
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
@@ -236,9 +235,7 @@ def assign_fleet(
     ]
     if not any(priced) or None in rents:
         return made
-    per_s = sum(rent for rent in rents if rent is not None) + made.power_w * (
-        money.per_j or 0.0
-    )  # power: at the meter
+    per_s = sum(rent or 0.0 for rent in rents) + made.power_w * (money.per_j or 0.0)  # power: at the meter
     return replace(made, cost_per_h=3600.0 * per_s, currency=money.currency, notes=(*made.notes, *money.notes))
 
 

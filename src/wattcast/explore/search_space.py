@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -50,12 +51,8 @@ class VariedField:
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     """Return every field that can be varied on this GPU, by name."""
-    found = {
-        r["name"]: VariedField(
-            r["name"], r["unit"], FieldKind(r["kind"]), r["column"], r["whole"] == "yes", r["short"]
-        )
-        for r in read_shipped_table("wattcast.explore", "varied_fields.csv")
-    }
+    rows = read_shipped_table("wattcast.explore", "varied_fields.csv")
+    found = {row["name"]: msgspec.convert(row, VariedField, strict=False) for row in rows}
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
     for head, rates in pipes.items():
         for dtype in rates:
@@ -216,9 +213,8 @@ class SearchSpace:
     @property
     def size(self) -> int:
         """Count the points."""
-        return (
-            math.prod(axis.values.size for axis in self.axes) if self.method is SamplingMethod.GRID else self.samples
-        )
+        sampled = self.method is not SamplingMethod.GRID
+        return self.samples if sampled else math.prod(axis.values.size for axis in self.axes)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -229,9 +225,8 @@ class SearchSpace:
         """Return the values of points ``start`` to ``stop``, by column."""
         if self.method is SamplingMethod.GRID:
             return self._pick_grid(np.arange(start, stop))
-        share = (
-            self._draw_random(start, stop) if self.method is SamplingMethod.RANDOM else self._draw_sobol(start, stop)
-        )
+        draw = self._draw_random if self.method is SamplingMethod.RANDOM else self._draw_sobol
+        share = draw(start, stop)
         return {axis.field.column: axis.pick_values(share[:, i]) for i, axis in enumerate(self.axes)}
 
     def spread_points(self, most: int) -> dict[str, Array]:

@@ -198,13 +198,9 @@ def configure_points(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> t
         chip = chip.with_fields({path: value for path, value in rates.items() if path not in swept_already})
     if "voltage_scale" in columns:
         bundle = replace(bundle, power=bundle.power.with_voltage_factor(as_sweep(columns["voltage_scale"])))
-    if "asked_clock_hz" in columns:
-        at = replace(at, clock_hz=as_sweep(columns["asked_clock_hz"]))
-    if "asked_power_limit_w" in columns:
-        at = replace(at, power_limit_w=as_sweep(columns["asked_power_limit_w"]))
-    if "temperature_c" in columns:
-        at = replace(at, temperature_c=as_sweep(columns["temperature_c"]))
-    return chip, at, bundle
+    asked = {"clock_hz": "asked_clock_hz", "power_limit_w": "asked_power_limit_w", "temperature_c": "temperature_c"}
+    swept: dict[str, Any] = {name: as_sweep(columns[of]) for name, of in asked.items() if of in columns}
+    return chip, replace(at, **swept), bundle
 
 
 def find_unused_fields(study: Study) -> list[str]:

@@ -72,10 +72,6 @@ class ResultStore:
         numbers = (path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet"))
         return {int(number) for number in numbers if number.isascii() and number.isdigit()}
 
-    def write(self, index: int, data: bytes) -> None:
-        """Write one part, whole."""
-        write_whole(self.part(index), data)
-
     def read(self, index: int) -> dict[str, npt.NDArray[Any]]:
         """Read the columns of a finished part."""
         try:
@@ -121,9 +117,7 @@ def open_store(out: Path, study: str, about: str, points: int, part_points: int)
     if path.exists():
         found = decode_json(read_bytes(path), StoreManifest, str(path))
         if found.format != _FORMAT:
-            raise bad_value(
-                f"{store.folder / _MANIFEST}: format", str(_FORMAT), found.format, "Choose another folder."
-            )
+            raise bad_value(f"{path}: format", str(_FORMAT), found.format, "Choose another folder.")
         if (found.study, found.points, found.part_points) != (manifest.study, manifest.points, manifest.part_points):
             raise Refused(
                 f"{store.folder}: holds results of another study ({found.about}, Wattcast {found.wattcast}), "
@@ -274,15 +268,14 @@ def run_sweep(
     store = None if out is None else open_store(out, study.digest(), about, size, part_points)
     work = SweepWork(study, wanted, store.compression if store else None, part_points)
     done = store.finished() if store else set()
-    summaries = deque(work.summarise(store.read(index)) for index in sorted(done)) if store else deque()
+    summaries = [work.summarise(store.read(index)) for index in sorted(done)] if store else []
     count = sum(stop - start for start, stop in map(work.part_range, done))
     if progress:
         progress(count, size)
     for part in (runner or run_here)(work, [index for index in range(work.part_count) if index not in done]):
         if store and part.data is not None:
-            store.write(part.index, part.data)
-        summaries.append(part.summary)
-        summaries = deque([_merge_summaries(summaries, work.objectives)])
+            write_whole(store.part(part.index), part.data)
+        summaries = [_merge_summaries([*summaries, part.summary], work.objectives)]
         start, stop = work.part_range(part.index)
         count += stop - start
         if progress:
@@ -372,9 +365,8 @@ def _find_best(columns: Columns) -> Columns:
     return {name: values[order] for name, values in columns.items()}
 
 
-def _merge_summaries(summaries: Iterable[SweepSummary], objectives: tuple[str, ...]) -> SweepSummary:
+def _merge_summaries(several: Sequence[SweepSummary], objectives: tuple[str, ...]) -> SweepSummary:
     """Merge summaries; the order in which they came does not matter."""
-    several = list(summaries)
     if len(several) == 1:
         return several[0]
     return SweepSummary(

@@ -13,10 +13,15 @@ its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
 
 from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output
+from wattcast.workload.operator_base import registered_operators
 
 
 @dataclass(frozen=True)
@@ -71,52 +76,42 @@ class RunSummary:
 
 def summarise_prediction(p: Prediction) -> RunSummary:
     """Summarise a prediction of one point, operator by operator."""
-    parts = []
-    for share in p.ops:
-        seconds, op = float(share.latency_s), share.op
-        shape = {item.name: getattr(op, item.name) for item in fields(op)}
-        parts.append(
-            RunPart(
-                str(op),
-                (op.name, repr(op)),
-                (op.name, op.label),
-                tuple(f"{k}={v}" for k, v in shape.items() if type(v) is not int and k != "label"),
-                op.family,
-                float(share.count),
-                seconds,
-                float(share.energy_j),
-                {module.name: float(module.power_w) * seconds for module in share.modules},
-            )
+    return summarise_output(predictions_to_output([p]).predictions[0])
+
+
+def summarise_output(p: PredictionOut) -> RunSummary:
+    """Summarise a prediction as ``predict --json`` writes it."""
+    kinds = registered_operators()
+    parts = tuple(
+        RunPart(
+            op.operator,
+            (op.name, op.label, msgspec.json.encode(op.shape, order="sorted").decode()),
+            (op.name, op.label),
+            tuple(f"{k}={v}" for k, v in op.shape.items() if type(v) is not int),
+            kinds[op.name].family if op.name in kinds else "elementwise",  # which have the names of their functions
+            float(op.count),
+            op.latency_s,
+            op.energy_j,
+            {module.name: module.power_w * op.latency_s for module in op.modules},
         )
-    latency_s = float(p.latency_s)
-    return RunSummary(
-        f"{p.name} on {p.gpu}",
-        False,
-        latency_s,
-        float(p.power_w),
-        float(p.clock_hz),
-        float(p.effective_clock_hz),
-        tuple(parts),
-        {module.name: float(module.power_w) * latency_s for module in p.modules},
-        () if p.support.inside else (f"far from what was measured: {p.support.reason}",),
+        for op in p.ops
     )
+    module_j = {module.name: module.power_w * p.latency_s for module in p.modules}
+    notes = () if p.support.inside else (f"far from what was measured: {p.support.reason}",)
+    totals = (p.latency_s, p.power_w, p.clock_hz, p.effective_clock_hz)
+    return RunSummary(f"{p.name} on {p.gpu}", False, *totals, parts, module_j, notes)
 
 
 def group_by_family(side: RunSummary) -> RunSummary:
     """Add up the parts of a run by family, so that it compares with a run that knows only families."""
-    found: dict[str, list[RunPart]] = {}
-    for part in side.parts:
-        found.setdefault(part.family, []).append(part)
-    return replace(side, parts=tuple(_join_family(name, members) for name, members in found.items()))
-
-
-def _join_family(name: str, members: list[RunPart]) -> RunPart:
-    known = all(part.joules is not None for part in members)
-    joules = sum(part.joules or 0.0 for part in members) if known else None
-    calls, seconds = sum(part.calls for part in members), sum(part.seconds for part in members)
-    modules = dict.fromkeys(module for part in members for module in part.module_j)
-    module_j = {module: sum(part.module_j.get(module, 0.0) for part in members) for module in modules}
-    return RunPart(name, (name,), (name,), (), name, calls, seconds, joules, module_j)
+    joined = []
+    for name, members in _group_parts(side.parts, lambda part: part.family).items():
+        known = all(part.joules is not None for part in members)
+        joules = sum(part.joules or 0.0 for part in members) if known else None
+        calls, seconds = sum(part.calls for part in members), sum(part.seconds for part in members)
+        module_j = sum_terms([part.module_j for part in members])
+        joined.append(RunPart(name, (name,), (name,), (), name, calls, seconds, joules, module_j))
+    return replace(side, parts=tuple(joined))
 
 
 def logarithmic_mean(a: float, b: float) -> float:
@@ -204,15 +199,16 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     if not energy:
         notes.append("no energy of kernels was measured: energy and power are split as a whole")
     gaps_w = b.gap_j / b.latency_s - a.gap_j / a.latency_s
-    latency = _sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
+    latency = sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
     joules, watts = _whole_energy(a, b), {POWER: b.power_w - a.power_w}
     if energy:
-        joules = _sum_terms([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
-        watts = _sum_terms([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
+        joules = sum_terms([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
+        watts = sum_terms([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
     return RunComparison(a, b, pairs, latency, joules, watts, *_compare_modules(a, b), tuple(notes))
 
 
-def _sum_terms(terms: list[dict[str, float]]) -> dict[str, float]:
+def sum_terms(terms: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up terms of the same name."""
     names = dict.fromkeys(name for each in terms for name in each)
     return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
 
@@ -221,15 +217,13 @@ def _split_totals(a: RunSummary, b: RunSummary, notes: list[str]) -> RunComparis
     """Split totals into clock, cycles and power, where a run knows nothing below its totals."""
     which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
     notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
-    ratios = _split_latency(a, b)
-    latency = split_difference(a.latency_s, b.latency_s, {ALL if k == WORK else k: v for k, v in ratios.items()})
+    latency = split_difference(a.latency_s, b.latency_s, _split_latency(a, b))
     watts = {POWER: b.power_w - a.power_w}
     return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_compare_modules(a, b), tuple(notes))
 
 
 def _whole_energy(a: RunSummary, b: RunSummary) -> dict[str, float]:
-    ratios = {ALL if k == WORK else k: v for k, v in _split_latency(a, b).items()}
-    return split_difference(a.energy_j, b.energy_j, {**ratios, POWER: b.power_w / a.power_w})
+    return split_difference(a.energy_j, b.energy_j, {**_split_latency(a, b), POWER: b.power_w / a.power_w})
 
 
 def _split_latency(a: RunSummary, b: RunSummary) -> dict[str, float]:
@@ -237,8 +231,8 @@ def _split_latency(a: RunSummary, b: RunSummary) -> dict[str, float]:
     both = a.effective_hz and b.effective_hz
     pace_a, pace_b = (a.effective_hz, b.effective_hz) if both else (a.clock_hz, b.clock_hz)
     if not (pace_a and pace_b):
-        return {WORK: b.latency_s / a.latency_s}
-    return {CLOCK: pace_a / pace_b, WORK: b.latency_s * pace_b / (a.latency_s * pace_a)}
+        return {ALL: b.latency_s / a.latency_s}
+    return {CLOCK: pace_a / pace_b, ALL: b.latency_s * pace_b / (a.latency_s * pace_a)}
 
 
 def _match_parts(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPart | None, RunPart | None]]:
@@ -260,15 +254,18 @@ def _match_parts(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[R
     return pairs + [(part, None) for part in left] + [(None, part) for part in right]
 
 
-def _group_parts(parts: list[RunPart], likeness: Callable[[RunPart], Hashable]) -> dict[Hashable, list[RunPart]]:
-    found: dict[Hashable, list[RunPart]] = {}
+_Like = TypeVar("_Like")
+
+
+def _group_parts(parts: Iterable[RunPart], likeness: Callable[[RunPart], _Like]) -> dict[_Like, list[RunPart]]:
+    found: dict[_Like, list[RunPart]] = {}
     for part in parts:
         found.setdefault(likeness(part), []).append(part)
     return found
 
 
 # whether a group must be as large on both sides, and what makes two parts alike
-_LIKENESS: tuple[tuple[bool, Callable[[RunPart], Hashable]], ...] = (
+_LIKENESS: tuple[tuple[bool, Callable[[RunPart], object]], ...] = (
     (True, lambda part: (part.place, part.words)),
     (False, lambda part: part.key),
     (False, lambda part: (part.place, part.words, part.calls)),
@@ -304,14 +301,11 @@ def _compare_lone_part(
     """Return work that one run does not have: all of it is the difference."""
     part = left or right
     assert part is not None
-    seconds = (right.seconds if right else 0.0) - (left.seconds if left else 0.0)
-    joules = (right.joules or 0.0 if right else 0.0) - (left.joules or 0.0 if left else 0.0)
-    watts = (right.joules or 0.0 if right else 0.0) / b.latency_s - (
-        left.joules or 0.0 if left else 0.0
-    ) / a.latency_s
+    (from_s, from_j), (to_s, to_j) = ((of.seconds, of.joules or 0.0) if of else (0.0, 0.0) for of in (left, right))
     mark = "only in A" if right is None else "only in B"
-    energy, power = ({ONLY: joules}, {ONLY: watts}) if known else ({}, {})
-    return PartDifference(f"{part.name} ({mark})", part.family, left, right, {ONLY: seconds}, energy, power)
+    energy = {ONLY: to_j - from_j} if known else {}
+    power = {ONLY: to_j / b.latency_s - from_j / a.latency_s} if known else {}
+    return PartDifference(f"{part.name} ({mark})", part.family, left, right, {ONLY: to_s - from_s}, energy, power)
 
 
 def _compare_modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], dict[str, float]]:

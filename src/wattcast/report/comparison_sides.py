@@ -10,12 +10,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 
@@ -34,7 +33,7 @@ from wattcast.core.units import show
 from wattcast.fit import whole_models
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut, take_fields
+from wattcast.predictor.prediction_json import PredictOut, take_fields
 from wattcast.report.comparison import (
     CALLS,
     CLOCK,
@@ -46,6 +45,8 @@ from wattcast.report.comparison import (
     RunPart,
     RunSummary,
     compare_runs,
+    sum_terms,
+    summarise_output,
     summarise_prediction,
 )
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure
@@ -199,32 +200,7 @@ def _read_saved_prediction(path: str, which: str) -> RunSummary:
         raise bad_value(f"{path}#{which}", f"a number from 1 to {len(out.predictions)}", which)
     if not out.predictions:
         raise bad_value(path, "at least one prediction", "none")
-    p: PredictionOut = out.predictions[int(which or 1) - 1]
-    return RunSummary(
-        f"{p.name} on {p.gpu}",
-        False,
-        p.latency_s,
-        p.power_w,
-        p.clock_hz,
-        p.effective_clock_hz,
-        tuple(_read_part(op) for op in p.ops),
-        {module.name: module.power_w * p.latency_s for module in p.modules},
-        () if p.support.inside else (f"far from what was measured: {p.support.reason}",),
-    )
-
-
-_FAMILY = {"linear": "gemm", "bmm": "gemm", "conv2d": "conv2d", "attention": "attention"}
-_ROWS = ("softmax", "layernorm", "rmsnorm")
-
-
-def _read_part(op: OperatorOut) -> RunPart:
-    family = _FAMILY.get(op.name, op.name if op.name in _ROWS else "elementwise")
-    modules = {module.name: module.power_w * op.latency_s for module in op.modules}
-    key = (op.name, msgspec.json.encode(op.shape, order="sorted").decode())
-    words = tuple(f"{k}={v}" for k, v in op.shape.items() if type(v) is not int)
-    return RunPart(
-        op.operator, key, (op.name, op.label), words, family, float(op.count), op.latency_s, op.energy_j, modules
-    )
+    return summarise_output(out.predictions[int(which or 1) - 1])
 
 
 def _read_measured_run(path: str, plain: dict[str, Any], iterations: int) -> RunSummary:
@@ -260,15 +236,12 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
     In a CUDA graph the device never waits, so the times of families are scaled to the whole latency. In an eager row
     they stay as they are, and the rest of the latency is gaps.
     """
-    seconds: dict[str, float] = {}
-    calls: dict[str, int] = {}
-    for place, taken in zip(profile["order"], profile["kernel_s"], strict=True):
-        family = find_kernel_family(profile["names"][place])["family"]
-        seconds[family] = seconds.get(family, 0.0) + taken
-        calls[family] = calls.get(family, 0) + 1
-    total, latency_s = sum(seconds.values()), float(row.latency_s or 0.0)
+    taken: dict[str, list[float]] = {}
+    for place, kernel_s in zip(profile["order"], profile["kernel_s"], strict=True):
+        taken.setdefault(find_kernel_family(profile["names"][place])["family"], []).append(kernel_s)
+    total, latency_s = sum(map(sum, taken.values())), float(row.latency_s or 0.0)
     scale = latency_s / total if row.graph or total > latency_s else 1.0
-    return tuple(RunPart(f, (f,), (f,), (), f, float(calls[f]), scale * s) for f, s in seconds.items())
+    return tuple(RunPart(f, (f,), (f,), (), f, float(len(each)), scale * sum(each)) for f, each in taken.items())
 
 
 def predict_row(row: ModelRow, gpu: str) -> RunSummary:
@@ -300,13 +273,12 @@ def _profile_of(name: str, row: ModelRow, gpu: str) -> dict[str, Any] | None:
     database, _ = _find_row_place(name, gpu)
     folder = Path(database or "")
     folder = folder if folder.is_dir() else folder.parent if folder.is_file() else database_folder(str(database))
+    found: Iterable[dict[str, Any]] = ()
     if (folder / MODEL_KERNELS_FILE).exists():
         found = read_table(folder / MODEL_KERNELS_FILE)
-    elif (folder / MODELS_FILE).exists():
-        return None
-    else:
+    elif not (folder / MODELS_FILE).exists():
         lines = (entry for path in sorted(folder.rglob("*.jsonl")) for entry in read_lines(path))
-        found = [entry for entry in lines if entry.get("record") == "model_kernels"]
+        found = (entry for entry in lines if entry.get("record") == "model_kernels")
     return next((entry for entry in found if entry["id"] == row.id and not entry.get("error")), None)
 
 
@@ -384,9 +356,7 @@ def _tabulate_operators(found: RunComparison) -> Any:
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
-    seconds, watts, joules = (
-        sum(getattr(pair, name) for pair in pairs) for name in ("total_s", "total_w", "total_j")
-    )
+    seconds, watts, joules = (sum(getattr(p, name) for p in pairs) for name in ("total_s", "total_w", "total_j"))
     return _format_cells(seconds, watts, joules, any(pair.energy_j for pair in pairs))
 
 
@@ -452,12 +422,8 @@ def draw_difference(found: RunComparison) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     ranked = sorted(found.operators, key=lambda pair: -abs(pair.total_s))
     rows = [(pair.name, pair.latency_s) for pair in ranked[:MOST_BARS]]
-    if ranked[MOST_BARS:]:
-        rest: dict[str, float] = {}
-        for pair in ranked[MOST_BARS:]:
-            for term, value in pair.latency_s.items():
-                rest[term] = rest.get(term, 0.0) + value
-        rows.append((f"{len(ranked) - MOST_BARS} more operators", rest))
+    if rest := ranked[MOST_BARS:]:
+        rows.append((f"{len(rest)} more operators", sum_terms([pair.latency_s for pair in rest])))
     if found.operators:
         rows.append((GAPS, {GAPS: found.b.gap_s - found.a.gap_s}))
     else:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels.kernel_table import IssueSegment, RowIndex
+from wattcast.kernels.kernel_table import RowIndex
 from wattcast.predictor import api
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import apply_factors
@@ -88,26 +88,14 @@ def build_power_trace(timeline: Timeline, at: OperatingPoint, bundle: Bundle) ->
     if detail.kernel_s.ndim != 1:
         raise bad_value("power over time", "a single operating point", f"a sweep of {detail.kernel_s.shape[:-1]}")
     launches = float(timeline.calls.sum())
-    gap_w = _gap_w(timeline, at, bundle, detail)
+    totals = total_at_clock(timeline, at, bundle)
+    gap_s, gap_w = float(totals.latency_s - totals.busy_s), np.zeros(len(detail.parts))
+    if gap_s > 1e-12:  # what the kernels do not take, by part
+        gap_w = np.asarray((detail.part_j - (detail.kernel_s * timeline.calls) @ detail.kernel_part_w) / gap_s)
     make = _each_launch if launches <= MOST_LAUNCHES else _each_stretch
     start_s, end_s, which, part_w = make(timeline, detail, gap_w)
     labels = (*(str(op) for op in timeline.kernels.ops), GAP)
     return PowerTrace(start_s, end_s, part_w, detail.parts, labels, which, launches <= MOST_LAUNCHES)
-
-
-def _gap_w(timeline: Timeline, at: OperatingPoint, bundle: Bundle, detail: KernelDetail) -> Array:
-    """Return watts by part while the device waits, from the energy that is not the kernels'; ``(part,)``."""
-    totals = total_at_clock(timeline, at, bundle)
-    gap_s = float(totals.latency_s - totals.busy_s)
-    if gap_s <= 1e-12:
-        return np.zeros(len(detail.parts))
-    of_kernels = (detail.kernel_s * timeline.calls) @ detail.kernel_part_w
-    return np.asarray((detail.part_j - of_kernels) / gap_s)
-
-
-def _issue_order(segment: IssueSegment) -> RowIndex:
-    once = np.repeat(segment.rows, segment.counts.astype(np.int64))
-    return np.tile(once, segment.repeat)
 
 
 def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tuple[Array, Array, RowIndex, Array]:
@@ -116,7 +104,9 @@ def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tupl
     end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of durations, solves the
     queue recursion in one pass.
     """
-    order = np.concatenate([_issue_order(segment) for segment in timeline.kernels.segments])
+    order = np.concatenate(
+        [np.tile(np.repeat(s.rows, s.counts.astype(np.int64)), s.repeat) for s in timeline.kernels.segments]
+    )
     run_s = detail.kernel_s[order]
     issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
     done_s = np.cumsum(run_s)

@@ -71,11 +71,6 @@ def describe_origin(p: Prediction | Bundle) -> str:
     return f"{p.status} coefficients: {', '.join(text for text in known if text)}"
 
 
-def plot_measured(axes: Axes, x: Any, y: Any, label: str = "measured", size: float = 4.0) -> None:
-    """Plot measured values as dots."""
-    axes.plot(x, y, "o", ms=size, color=MEASURED, label=label, zorder=5)
-
-
 def encode_figure(figure: Figure, ending: str) -> bytes:
     """Encode a figure as PNG, SVG or PDF; the same figure always gives the same bytes."""
     check_figure_format(ending)

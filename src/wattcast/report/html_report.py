@@ -82,15 +82,9 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
     for size in ("width", "height"):
         svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     attributes = f' role="img" aria-label="{escape(label, quote=True)}"'
-    return make_element("figure", HtmlMarkup(_unique_ids(svg.replace("<svg", f"<svg{attributes}", 1), label)))
-
-
-def _unique_ids(svg: str, label: str) -> str:
-    """Rename the ids of a drawing so that they differ from those of the page's other drawings."""
-    prefix = re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}\1"', svg)
-    return re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", svg)
+    prefix = re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"  # ids must differ from those of other drawings
+    named = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}", svg.replace("<svg", f"<svg{attributes}", 1))
+    return make_element("figure", HtmlMarkup(named))
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -237,13 +231,9 @@ def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
         figures = (show(float(getattr(o, name)), unit, 3) for name, unit in _FIGURES.items())
         ops.append((o.op, f"{o.count:,}", *figures, f"{float(o.energy_j) / float(p.energy_j):.1%}"))
     rest = f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed."
-    return join_markup(
-        [
-            make_html_table(("module", "power", "share", "utilisation"), modules),
-            make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops),
-            make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else "",
-        ]
-    )
+    by_module = make_html_table(("module", "power", "share", "utilisation"), modules)
+    by_operator = make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops)
+    return join_markup([by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else ""])
 
 
 def _write_roofline(seen: ConfigurationView) -> HtmlMarkup:

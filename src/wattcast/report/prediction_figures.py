@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from wattcast.report.figure_style import (
     PREDICTED,
     SERIES_COLOURS,
     add_caption,
-    check_figure_path,
     describe_origin,
     draw_breakdown,
     new_axes,
@@ -144,29 +142,6 @@ def _draw_operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], inte
         right.scatter(intensity[at], flop / joules / 1e9, **style)
 
 
-def draw_clock_sweeps(
-    sweeps: Mapping[str, Mapping[str, Array]], chosen: Mapping[str, Prediction], source: str
-) -> Figure:
-    """Draw latency, power and energy over the set clock, with a ring where each configuration settles.
-
-    Each sweep has ``asked_hz``, ``latency_s``, ``power_w``, ``energy_j``.
-    """
-    figure = new_figure(10.5, 3.8)
-    wanted = (("latency_s", "Latency (ms)", 1e3), ("power_w", "Power (W)", 1.0), ("energy_j", "Energy (J)", 1.0))
-    for axes, (column, said, scale) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
-        for index, (name, sweep) in enumerate(sweeps.items()):
-            colour = SERIES_COLOURS[index % 8]
-            axes.plot(sweep["asked_hz"] / 1e6, sweep[column] * scale, color=colour, label=name)
-            if name in chosen:
-                here = chosen[name]
-                axes.plot(float(here.clock_hz) / 1e6, float(getattr(here, column)) * scale, "o", ms=7, mfc="none",
-                          mec=colour, mew=1.6)  # fmt: skip
-        axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
-        axes.set_ylim(bottom=0.0)
-    axes.legend(frameon=False)
-    return add_caption(figure, f"a ring marks where the configuration settles; {source}")
-
-
 def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
     """Draw named points by two quantities to be small, and the front through those that nothing beats."""
     figure, axes = new_axes(7.0, 5.0)
@@ -199,19 +174,8 @@ def choose_time_unit(seconds: float) -> tuple[float, str]:
 
 def draw_figure(name: str, seen: ConfigurationView) -> Figure:
     """Draw the figure called ``name`` of one configuration."""
-    return FIGURES[check_figure_name(name)](seen)
-
-
-def check_figure_name(name: str) -> str:
-    """Return ``name`` if there is such a figure, or raise an error with the nearest names."""
     check_names("figure", name, FIGURES)
-    return name
-
-
-def check_figure(name: str, path: Path) -> None:
-    """Check a figure's name and its file's before anything is computed."""
-    check_figure_name(name)
-    check_figure_path(path)
+    return FIGURES[name](seen)
 
 
 def label_views(seen: Sequence[ConfigurationView]) -> list[str]:
@@ -224,11 +188,20 @@ def label_views(seen: Sequence[ConfigurationView]) -> list[str]:
 
 
 def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
-    """Draw the clock curves of several configurations on the same axes."""
-    named = dict(zip(label_views(seen), seen, strict=True))
-    sweeps = {label: look.clocks for label, look in named.items()}
-    chosen = {label: look.prediction for label, look in named.items()}
-    return draw_clock_sweeps(sweeps, chosen, "; ".join(dict.fromkeys(describe_origin(s.prediction) for s in seen)))
+    """Draw latency, power and energy over the set clock, with a ring where each configuration settles."""
+    figure = new_figure(10.5, 3.8)
+    wanted = (("latency_s", "Latency (ms)", 1e3), ("power_w", "Power (W)", 1.0), ("energy_j", "Energy (J)", 1.0))
+    for axes, (column, said, scale) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
+        for index, (label, look) in enumerate(zip(label_views(seen), seen, strict=True)):
+            colour, here = SERIES_COLOURS[index % 8], look.prediction
+            axes.plot(look.clocks["asked_hz"] / 1e6, look.clocks[column] * scale, color=colour, label=label)
+            axes.plot(float(here.clock_hz) / 1e6, float(getattr(here, column)) * scale, "o", ms=7, mfc="none",
+                      mec=colour, mew=1.6)  # fmt: skip
+        axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
+        axes.set_ylim(bottom=0.0)
+    axes.legend(frameon=False)
+    origins = "; ".join(dict.fromkeys(describe_origin(look.prediction) for look in seen))
+    return add_caption(figure, f"a ring marks where the configuration settles; {origins}")
 
 
 FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {

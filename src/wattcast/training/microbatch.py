@@ -266,7 +266,8 @@ def _section_work(
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
     backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
     if recipe.fused_loss and section.label == "head":
-        forward, backward = _fuse_loss(forward), tuple(op for op in backward if not isinstance(op, Softmax))
+        forward = tuple(_fuse_loss(op) if isinstance(op, Softmax) else op for op in forward)
+        backward = tuple(op for op in backward if not isinstance(op, Softmax))
     saved = section.tape.saved
     needed = [i for i, entry in enumerate(section.forward, 1) if any(id(t.storage) in saved for t in entry.writes)]
     again, _ = _split_exchanges(section.forward[: max(needed, default=0)], cp, seq)
@@ -322,15 +323,10 @@ def _as_generated(op: Operator, inside_layer: bool) -> Operator:
     return op
 
 
-def _fuse_loss(forward: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Return a head whose loss and its gradient are one kernel: it reads the logits twice and writes over them."""
-    ops = []
-    for op in forward:
-        if isinstance(op, Softmax):
-            n, byte = op.rows * op.dim, Dtype.BF16.byte
-            op = Elementwise("exp", n, dtype=Dtype.BF16, read=2 * n * byte, write=n * byte, label=op.label)
-        ops.append(op)
-    return tuple(ops)
+def _fuse_loss(op: Softmax) -> Operator:
+    """Return the loss and its gradient as one kernel: it reads the logits twice and writes over them."""
+    n, byte = op.rows * op.dim, Dtype.BF16.byte
+    return Elementwise("exp", n, dtype=Dtype.BF16, read=2 * n * byte, write=n * byte, label=op.label)
 
 
 def _split_exchanges(
@@ -400,7 +396,7 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
             return weights
         return (weights - experts) / shards + experts / strategy.expert_dp
 
-    worst: TrainingMemory | None = None
+    found = []
     for stage in {0, strategy.pp - 1}:
         flight = 1.0 * min(strategy.pp - stage, strategy.accumulation)
         if strategy.interleave > 1 and stage == 0:
@@ -430,15 +426,9 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
         if strategy.accumulation == 1 and plain:
             gradient_byte = max(gradient_byte - kept, 0.0)  # gradients come as activations go
         stored_byte = recipe.dtype.byte + recipe.narrow_byte
-        found = TrainingMemory(
-            weight_byte=share(trained, experts, Sharding.ZERO3) * stored_byte
-            + share(frozen, 0.0, Sharding.ZERO3) * recipe.base_bits / 8,
-            gradient_byte=gradient_byte,
-            optimiser_byte=share(trained, experts, *list(Sharding)[1:]) * recipe.state_byte,
-            activation_byte=kept + (again if strategy.recompute is not Recompute.NONE else 0),
-            passing_byte=passing + gathered,
-        )
-        if worst is None or found.total_byte > worst.total_byte:
-            worst = found
-    assert worst is not None
-    return worst
+        weight_byte = share(trained, experts, Sharding.ZERO3) * stored_byte
+        weight_byte += share(frozen, 0.0, Sharding.ZERO3) * recipe.base_bits / 8
+        optimiser_byte = share(trained, experts, *list(Sharding)[1:]) * recipe.state_byte
+        kept += again if strategy.recompute is not Recompute.NONE else 0
+        found.append(TrainingMemory(weight_byte, gradient_byte, optimiser_byte, kept, passing + gathered))
+    return max(found, key=lambda memory: memory.total_byte)

@@ -183,14 +183,17 @@ class TrainingResult:
     @property
     def cost(self) -> float | None:
         """Rent of the GPUs and energy, where prices are known."""
-        energy_j = self.energy_kwh * (1.0 + self.host_share) * 3.6e6
-        return self.prices.cost(self.gpu, energy_j, self.gpu_hours * 3600.0)
+        return self.prices.cost(self.gpu, self._node_energy_j, self.gpu_hours * 3600.0)
 
     @property
     def carbon_kg(self) -> float | None:
         """Kilograms of CO2 equivalent, where the intensity is known."""
-        grams = self.prices.carbon_g(self.energy_kwh * (1.0 + self.host_share) * 3.6e6)
+        grams = self.prices.carbon_g(self._node_energy_j)
         return None if grams is None else grams / 1000.0
+
+    @property
+    def _node_energy_j(self) -> float:
+        return self.energy_kwh * (1.0 + self.host_share) * 3.6e6
 
 
 def train(
@@ -334,11 +337,9 @@ def train(
         if candidate.step is None:
             return float("inf")
         energy_j, seconds = float(candidate.step.energy_j), float(candidate.step.latency_s)
-        spent = {"time": seconds, "energy": energy_j}
-        whole_j = energy_j * (1.0 + host_share)
-        return (
-            spent.get(minimise) or money.cost(chip.name, whole_j, seconds) or 0.0
-        ) / candidate.strategy.global_batch
+        spent = {"time": seconds, "energy": energy_j}.get(minimise)
+        spent = spent or money.cost(chip.name, energy_j * (1.0 + host_share), seconds) or 0.0
+        return spent / candidate.strategy.global_batch
 
     candidates.sort(key=score)
     best = candidates[0]

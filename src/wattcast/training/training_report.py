@@ -85,12 +85,12 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
 
     found = summarise_training(result)
     print_answers(console, _write_title(result), _list_answers(result, found))
-    limits = new_table("power limit", "clock", "hours", "kWh", title="What a power limit or a clock would trade")
-    best = found["recommended_power_limit_w"]
-    for watts, clock_hz, hours, kwh in result.curve:
-        limit = f"{watts:.0f} W{' <- recommended' if watts == best else ''}"
-        limits.add_row(limit, units.show(clock_hz, "Hz", 3), f"{hours:.3g}", f"{kwh:.3g}")
-    console.print(limits)
+    best, title = found["recommended_power_limit_w"], "What a power limit or a clock would trade"
+    limits = [
+        (f"{w:.0f} W{' <- recommended' * (w == best)}", units.show(hz, "Hz", 3), f"{hours:.3g}", f"{kwh:.3g}")
+        for w, hz, hours, kwh in result.curve
+    ]
+    console.print(new_table("power limit", "clock", "hours", "kWh", title=title, rows=limits))
     if result.slack_kwh:
         console.print(f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time")
     if search:
@@ -130,10 +130,8 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
         AnswerLine("energy", f"{number(result.energy_kwh)} kWh", f"at the GPUs; {with_hosts}; {each_token}"),
         AnswerLine("power", show(result.power_w, "W"), f"mean of all GPUs; {peak} while all compute"),
     ]
-    if result.cost is not None:
-        lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
-    if result.carbon_kg is not None:
-        lines.append(AnswerLine("carbon", f"{number(result.carbon_kg)} kg CO2e"))
+    spent = (("cost", result.cost, result.prices.currency), ("carbon", result.carbon_kg, "kg CO2e"))
+    lines += [AnswerLine(name, f"{number(value)} {unit}") for name, value, unit in spent if value is not None]
     each = f"{number(result.tokens_per_s / result.gpus)} a GPU; {result.mfu:.0%} of the peak (MFU)"
     parts = ", ".join(f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0)
     byte = found["memory_byte"]

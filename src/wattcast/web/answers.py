@@ -6,12 +6,10 @@ Nothing here opens a file that a request names. A few parsed uploads are kept.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import re
 import sys
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,7 +28,7 @@ from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
-from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, rank_assumptions
+from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, rank_assumptions, take_fields
 from wattcast.predictor.prices import parse_prices
 from wattcast.report import configuration_view
 from wattcast.report.comparison import compare_runs, summarise_prediction
@@ -162,10 +160,8 @@ def _gpu_to_output(gpu: Gpu) -> GpuOut:
     rate = tensor.get(Dtype.BF16, tensor.get(Dtype.FP16))
     cycles = float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.boost_hz))
     return GpuOut(
-        name=gpu.name,
-        title=gpu.title,
+        **take_fields(gpu, "name", "title", "architecture"),
         use=str(gpu.use),
-        architecture=gpu.architecture,
         coefficients=str(fit_status(gpu.name)),
         memory_byte=float(np.mean(gpu.memory.capacity_byte)),
         memory_kind=gpu.memory.kind,
@@ -197,7 +193,7 @@ def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
     return ViewOut(
         wattcast=__version__,
         prediction=shown,
-        more_ops=len(p.ops) - len(shown.ops),
+        more_ops=len(p.basis.timeline.calls) - len(shown.ops),
         phase=str(seen.graph.phase),
         item=seen.graph.item,
         capacity_byte=float(np.mean(seen.gpu.memory.capacity_byte)),
@@ -368,9 +364,7 @@ def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
     return Answer(200, HTML, page.encode())
 
 
-def _views_of(
-    asked: request_schema.ConfigurationList | request_schema.FigureRequest,
-) -> list[configuration_view.ConfigurationView]:
+def _views_of(asked: request_schema.ConfigurationList) -> list[configuration_view.ConfigurationView]:
     return [_view_of(configuration) for configuration in asked.configurations]
 
 
@@ -412,8 +406,7 @@ def _load_workload(asked: request_schema.Workload) -> ModelSpec | Graph:
     if asked.model is not None:
         return model_catalogue.load_model(asked.model)
     assert asked.file is not None
-    content = bytes(asked.file.content)
-    return _load_upload(hashlib.sha256(content).digest(), _clip_label(asked.file.name), content)
+    return parse_upload(_clip_label(asked.file.name), bytes(asked.file.content))
 
 
 def _clip_label(name: str) -> str:
@@ -421,20 +414,7 @@ def _clip_label(name: str) -> str:
     return clip_text(PurePath(name.replace("\\", "/")).name or "upload", 60)
 
 
-_uploads: OrderedDict[tuple[bytes, str], ModelSpec | Graph] = OrderedDict()
-
-
-def _load_upload(digest: bytes, label: str, content: bytes) -> ModelSpec | Graph:
-    """Return an upload, parsed once."""
-    key = (digest, label)
-    if key not in _uploads:
-        _uploads[key] = parse_upload(label, content)
-        while len(_uploads) > 16:
-            _uploads.popitem(last=False)
-    _uploads.move_to_end(key)
-    return _uploads[key]
-
-
+@lru_cache(maxsize=16)
 def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
     """Parse JSON that a user dropped on the page: a Hugging Face configuration, a trace or a list of operators."""
     request_schema.check_nesting(content, label)

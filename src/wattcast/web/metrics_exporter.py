@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from socketserver import ThreadingMixIn
 from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -122,7 +122,7 @@ class WatchedCard:
             self.errors += 1
             return MetricsReading(now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost)
         reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
-        return MetricsReading(now_s, energy_j, clock_hz, slow, idle=IDLE_REASON in reading.reasons)
+        return replace(reading, idle=IDLE_REASON in reading.reasons)
 
     def _energy_j(self) -> float:
         now_j = self.source.energy_j()
@@ -196,13 +196,8 @@ def model_workload(
 ) -> ModelledWorkload:
     """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the fastest."""
     best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[ExploreObjective.ENERGY].row
-    return ModelledWorkload(
-        prediction,
-        parse_amount(slowdown, "", "slowdown"),
-        best["asked_clock_hz"],
-        best["energy_j"],
-        best["power_w"],
-    )
+    at_best = (best[name] for name in ("asked_clock_hz", "energy_j", "power_w"))
+    return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), *at_best)
 
 
 MetricFamily: TypeAlias = tuple[

@@ -117,10 +117,9 @@ class ConfigurationList(msgspec.Struct, forbid_unknown_fields=True):
     configurations: Annotated[list[Configuration], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)]
 
 
-class FigureRequest(msgspec.Struct, forbid_unknown_fields=True):
+class FigureRequest(ConfigurationList):
     """One figure; only ``clocks`` draws more than the first configuration."""
 
-    configurations: Annotated[list[Configuration], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)]
     figure: Annotated[str, _one_of(FIGURES)] = "breakdown"
     format: Annotated[str, _one_of(ENDINGS)] = "svg"
 
