@@ -186,7 +186,8 @@ def candidate_terms(
     held = _tiles_per_sm(kind == "hopper", area)
     step_cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
     b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
-    (across, log_across), (down, log_down) = _count_tiles(n, tile_n), _count_tiles(m, tile_m)
+    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
+    log_across, log_down = np.log(across), np.log(down)
     tiles, log_tiles = b * across * down, np.log(b) + log_across + log_down
     parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
     full = tiles * parts / (sms * held)
@@ -218,13 +219,6 @@ def candidate_terms(
     found[15] = split * log_tiles
     found[16] = split & (tiles <= sms / 2.0)
     return found
-
-
-def _count_tiles(size: Array, side: Array) -> tuple[Array, Array]:
-    """Return the tiles of each candidate's side along ``(row, 1)``, and their log, worked out once for each side."""
-    sides, which = np.unique(side, return_inverse=True)
-    tiles = np.ceil(size / sides)
-    return tiles.take(which, axis=1), np.log(tiles).take(which, axis=1)
 
 
 _VOTE_ARRAYS = ("feature", "threshold", "left", "right", "candidate")
