@@ -21,15 +21,8 @@ from wattcast.counter_models.model_selection import average_error_plane
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.counter_models.two_rails import RailsFit
 from wattcast.power.activity import known_events
-from wattcast.report.figure_style import (
-    MEASURED,
-    PREDICTED,
-    SERIES_COLOURS,
-    FigureMaker,
-    add_caption,
-    new_axes,
-    new_figure,
-)
+from wattcast.report import figure_style
+from wattcast.report.figure_style import MEASURED, PREDICTED, FigureMaker, add_caption, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +53,7 @@ def make_counter_figures(result: CounterFit) -> dict[str, FigureMaker]:
 def draw_error_planes(result: CounterFit) -> Figure:
     """Draw the mean error of each model over the clock plane on held-out benchmarks (paper figures 9 and 10)."""
     models = [model for model in SHOWN_MODELS if model in result.kinds]
-    figure = new_figure(4.4 * len(models), 4.6)
+    figure = figure_style.new_figure(4.4 * len(models), 4.6)
     axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
     held_w = [result.kinds[model].held_out["benchmark"].predicted_w for model in models]
     planes = [average_error_plane(result.table, predicted_w) for predicted_w in held_w]
@@ -135,7 +128,7 @@ def draw_rail_voltages(result: CounterFit) -> Figure:
     rails = [rail for rail in result.rails if rail.clock_hz.size > 1]
     if not rails:
         raise bad_value("voltages", "a rail whose clock varies", "none")
-    figure = new_figure(4.8 * len(rails), 3.8)
+    figure = figure_style.new_figure(4.8 * len(rails), 3.8)
     axes = figure.subplots(1, len(rails), squeeze=False)[0]
     for at, rail in zip(axes, rails, strict=True):
         clock = rail.clock_hz / 1e6
@@ -192,10 +185,8 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     top_w = 1.03 * float(max(fit.table.power_w.max(), fit.held_out_w[fit.train | fit.test].max()))
     axes.plot([0.0, top_w], [0.0, top_w], color=MEASURED, linewidth=0.8)
     axes.fill_between([0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %")
-    for rows, colour, name in (
-        (fit.train, PREDICTED, "microbenchmarks, held out"),
-        (fit.test, SERIES_COLOURS[1], "never trained on"),
-    ):
+    held, unseen = (fit.train, PREDICTED), (fit.test, figure_style.SERIES_COLOURS[1])
+    for rows, colour, name in ((*held, "microbenchmarks, held out"), (*unseen, "never trained on")):
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
             axes.plot(fit.table.power_w[rows], fit.held_out_w[rows], "o", ms=4, color=colour, label=label)

@@ -138,9 +138,8 @@ def _list_warnings(fit: TermsFit, coefficients: list[FittedCost], condition: flo
         words.append(f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks.")
     at_zero = [c.name for c in coefficients if c.standard_error is None]
     if at_zero:
-        words.append(
-            f"Held at zero, where least squares would go negative or the data say nothing: {', '.join(at_zero)}."
-        )
+        why = "where least squares would go negative or the data say nothing"
+        words.append(f"Held at zero, {why}: {', '.join(at_zero)}.")
     negative = [c for c in coefficients if c.value < 0 and "offset" not in c.name]
     if negative:
         listed = ", ".join(f"{c.name} ({c.largest_w:.3g} W at the most)" for c in negative)
@@ -192,12 +191,10 @@ def try_training_clocks(
     """
     core, memory = np.unique(bench.clock_hz), np.unique(bench.memory_clock_hz)
     reference = bench.reference_hz
-    sizes = [
-        (a, b) for a in (*CLOCK_COUNTS, core.size) for b in (1, 2, memory.size) if a <= core.size and b <= memory.size
-    ]
-    subsets = dict.fromkeys(
-        (_spread_clocks(core, a, reference[0]), _spread_clocks(memory, b, reference[1])) for a, b in sizes
-    )
+    sizes = [(a, b) for a in (*CLOCK_COUNTS, core.size) for b in (1, 2, memory.size)]
+    fitting = [(a, b) for a, b in sizes if a <= core.size and b <= memory.size]
+    spread = ((_spread_clocks(core, a, reference[0]), _spread_clocks(memory, b, reference[1])) for a, b in fitting)
+    subsets = dict.fromkeys(spread)
     out = []
     for core_hz, memory_hz in subsets:
         clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)

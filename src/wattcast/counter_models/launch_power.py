@@ -232,16 +232,17 @@ def read_launches(path: Path) -> LaunchLog:
 
     Copies and fills have no counters and are left out.
     """
-    if is_database(path):
-        return _read_nsys_launches(path)
+    if is_database(path):  # of Nsight Systems, whose times count from the begin of the session
+        rows = query_nsys(path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)")
+        keyed = ((make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows)
+        found = (KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed)
+        return LaunchLog(tuple(found), None)
     data = gunzip_bytes(read_bytes(path, MAX_LAUNCH_TRACE_BYTE), path.name, MAX_LAUNCH_TRACE_BYTE)
     trace = decode_json(data, _LaunchTrace, path.name)
     kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
     if not kernels:
-        seen = sorted({e.cat for e in trace.traceEvents if e.cat})[:6]
-        raise bad_value(
-            path.name, "kernels (events of category kernel)", ", ".join(seen) or "none", "Profile CUDA activity too."
-        )
+        seen = ", ".join(sorted({e.cat for e in trace.traceEvents if e.cat})[:6]) or "none"
+        raise bad_value(path.name, "kernels (events of category kernel)", seen, "Profile CUDA activity too.")
     launches = []
     for e in kernels:
         grid, block = (tuple(e.args.get(name, ())) for name in ("grid", "block"))
@@ -263,13 +264,6 @@ def is_database(path: Path) -> bool:
 
 NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ, k.start, k.end
 FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
-
-
-def _read_nsys_launches(path: Path) -> LaunchLog:
-    """Read the kernels of an Nsight Systems database; its times count from the begin of the session."""
-    rows = query_nsys(path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)")
-    keyed = ((make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows)
-    return LaunchLog(tuple(KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed), None)
 
 
 def query_nsys(path: Path, query: str, wanted: str) -> list[Any]:
@@ -304,9 +298,8 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
         return book
     for launch, counts in read_ncu_launches(path, sm_count):
         if len(launch.grid) != 3 or len(launch.block) != 3:
-            raise bad_value(
-                path.name, "columns Grid Size and Block Size", "none", "Export with ncu --csv --page raw."
-            )
+            do = "Export with ncu --csv --page raw."
+            raise bad_value(path.name, "columns Grid Size and Block Size", "none", do)
         book = book.with_pass(make_launch_key(launch.kernel, launch.grid, launch.block), counts)
     return book
 
