@@ -25,18 +25,36 @@ from wattcast.core import measured_rows
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import read_lines, read_table, write_table
-from wattcast.gpuwattch.architecture import format_xml_architecture, parse_xml_architecture
-from wattcast.gpuwattch.component_build import demo_architecture
+from wattcast.counter_models.counter_table import read_counter_table
+from wattcast.counter_models.gpmtool_files import read_applications, read_measured_programs, read_utilisations
+from wattcast.counter_models.launch_power import read_launches
+from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu, read_nvprof
+from wattcast.explore.fleet import read_fleet
+from wattcast.fit.calibration_rows import read_calibration_rows
+from wattcast.gpuwattch.architecture import format_xml_architecture, parse_xml_architecture, read_simulator_config
+from wattcast.gpuwattch.component_build import demo_architecture, demo_energies
+from wattcast.gpuwattch.component_fit import KernelColumns, read_measured_kernels
+from wattcast.gpuwattch.energy_table import format_energy_table, read_energies
 from wattcast.gpuwattch.simulator_logs import read_accelsim, read_gem5_stats, read_power_report
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
+from wattcast.gpuwattch.trace_request import read_clock_steps
+from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.hardware import load_gpu
-from wattcast.hardware.catalogue_reader import parse_gpu
+from wattcast.hardware.catalogue_reader import parse_gpu, parse_node
+from wattcast.manage.policy_comparison import read_replay_tables
 from wattcast.measure import energy_samples
 from wattcast.measure.campaigns.engine_campaign import read_own_model
-from wattcast.measure.energy_samples import COLUMNS, EnergySamples
+from wattcast.measure.campaigns.kernel_campaign import read_listed
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples, read_power_log
+from wattcast.microbench.microbench_results import read_results
+from wattcast.power.component_power import read_mcpat
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import read_bundle, residuals_from_bytes
+from wattcast.serving.arrivals import read_trace
+from wattcast.serving.host_times import pack_engine_folders
 from wattcast.workload.graph import Graph
+from wattcast.workload.model_catalogue import parse_model
+from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.operator_types import Linear
 from wattcast.workload.readers.from_huggingface import parse_huggingface
 from wattcast.workload.readers.from_json import parse_workload
@@ -90,6 +108,41 @@ GEM5_STATISTICS = b"---------- Begin Simulation Statistics ----------\nsimSecond
 GEM5_STATISTICS += b"system.cpu3.CUs0.totalCycles 1000 # n\nsystem.cpu3.CUs0.numInstrExecuted 50 # n\n"
 POWER_REPORT = b"kernel_name = a \nKernel Average Power Data:\nkernel_avg_power = 5\n"
 POWER_REPORT += "".join(f"gpu_avg_{c.column}, = 1.5\n" for c in dialect_counters(SimulatorDialect.GPUWATTCH)).encode()
+HW_COUNTERS = b"Kernel,L1_RH,L1_RM,L1_WH,L1_WM,CC_ACC,SHRD_ACC,DRAM_Rd,DRAM_Wr,L2_RH,L2_RM,L2_WH,L2_WM,NOC,"
+HW_COUNTERS += (
+    b"Pipeline_Duty,Num_Idle_SMs,Elapsed_Cycles,Chip Voltage\nk,1,2,3,4,5,6,7,8,9,10,11,12,13,0.9,2.5,1000,1.0\n"
+)
+NCU = b'"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+NCU += (
+    b'"0","first","gpu__time_duration.sum","nsecond","10000"\n"0","first","sm__cycles_elapsed.max","cycle","14,000"\n'
+)
+NCU_WIDE = (
+    b'==PROF== x\n"ID","Kernel Name","gpu__time_duration.sum","sm__cycles_elapsed.max","sm__inst_executed.sum"\n'
+)
+NCU_WIDE += b'"","","usecond","cycle","inst"\n"0","first","10","14,000","300"\n"1","second","20","28000","400"\n'
+NVPROF = b'"Device","Kernel","Invocations","Metric Name","Metric Description","Min","Max","Avg"\n'
+NVPROF += b'"K20c (0)","void k(float*, int)",3,"inst_fp_32","FP Instructions",900,1100,1000\n'
+UTILISATIONS = (
+    b"2\n1000,3000\n2,1\nINT,L2,DRAM\n50,800,1000,0,0,0\n85,800,3000,0.5,0.1,0.2\n90,1000,3000,0.1,0.4,0.7\n"
+)
+APPLICATIONS = b"2\n1000,3000\n2,1\nINT,L2,DRAM\nidle,0,0,0\na,0.5,0.1,0.2\n"
+TEGRASTATS = b"RAM 2020/7852MB CPU [9%@345,off] GR3D_FREQ 0% VDD_SYS_GPU 100/158 VDD_IN 3140/3208\n" * 2
+DCGM = b"#Entity   POWER    SMCLK\nID        W        MHz\nGPU 0     100.0    1410\nGPU 0     200.0    1410\n"
+CONFIGURED = (
+    b"-gpgpu_n_clusters 15\n-power_simulation_enabled 1\n-gpuwattch_xml_file gpu.xml\n-steady_state_definition 5:7\n"
+)
+MCPAT = b"Processor: \n  Subthreshold Leakage = 12.5 W\n  Gate Leakage = 1.5 W\n\n"
+MCPAT += b"  Total Cores: 15 cores \n  Subthreshold Leakage = 9.5 W\n  Gate Leakage = 1.0 W\n\n"
+RUNS = b"kernel,watts,part_RFP,part_L2CP\na_k0,21.0,5,20\na_k1,21.7,6,19\nb_k2,22.4,7,18\n"
+SITE = b"power: 3 kW\ngpus: {h200: 1, l4: 1}\nworkloads:\n"
+SITE += b"  - {name: chat, workload: gpt2, rate: 20/s, options: {batch: 8, seq: 64}}\n"
+CLOCKS = b"work\n3505,600,20.0,90.0,1800\n3505,800,15.0,100.0,1500\n3505,1000,12.0,110.0,1320\n"
+ARRIVALS = b"arrival_s,prompt_tokens,output_tokens,prefix_id\n0.5,16,4,a\n1.5,32,8,\n"
+MEASURED = b"workload,batch,seq,latency_ms,energy_j,clock_mhz\ngpt2,8,128,6.0,1.5,1200\ngpt2,32,512,60,17,1200\n"
+COLUMN_MAP = b"benchmark: work\npower: {column: watts, unit: W}\nclock: {column: core, unit: MHz}\n"
+COLUMN_MAP += b"memory_clock: {column: memory, unit: MHz}\ndefault: {clock: 1000 MHz, memory_clock: 2000 MHz}\n"
+COLUMN_MAP += b"events:\n  int_busy_cycle: {column: int, rate: true}\n"
+COUNTED = b"work,watts,core,memory,int\na,30,700,1600,0.1\na,40,1000,2000,0.1\nb,50,1000,2000,0.7\n"
 PROFILE = {"traceEvents": [_CALL, _CALL | {"cat": "kernel", "name": "gemm"}], "deviceProperties": [{"name": "H200"}]}
 
 
@@ -146,11 +199,102 @@ def make_readers(folder: Path) -> dict[str, tuple[Callable[[bytes], Any], bytes 
         "recording": (_from_file(EnergySamples.load, folder / "run.npz"), _recording()),
         "bundle": (lambda data: residuals_from_bytes(data, bundle_for(load_gpu("h200")).reference), _arrays()),
         "table": (_from_file(read_table, folder / "rows.parquet"), _table(folder)),
+        **_make_instrument_readers(folder),
     }
 
 
-READERS = ("huggingface", "huggingface pictures", "huggingface decoder", "workload", "profile", "gpu", "xml")
-READERS += ("journal", "recording", "bundle", "table", "simulator log", "simulator table", "gem5", "power report")
+def _make_instrument_readers(folder: Path) -> dict[str, tuple[Callable[[bytes], Any], bytes | dict[str, Any]]]:
+    """The readers of tables and logs that instruments write."""
+    source, h200 = Path(__file__).parents[2] / "src/wattcast", load_gpu("h200")
+    (folder / "columns.yaml").write_bytes(COLUMN_MAP)
+    (folder / "counted.csv").write_bytes(COUNTED)
+    operator = {"op": "linear", "m": 8, "n": 8, "k": 8, "dtype": "bf16"}
+    micro = (source / "database/h200/microbench.jsonl").read_bytes().splitlines(keepends=True)
+    readers: dict[str, tuple[Callable[[Path], Any], bytes | dict[str, Any]]] = {
+        "hardware counters": (lambda path: read_accelwattch_hw(path, 1e9), HW_COUNTERS),
+        "ncu": (read_ncu, NCU),
+        "ncu wide": (lambda path: read_ncu(path, 80.0), NCU_WIDE),
+        "nvprof": (read_nvprof, NVPROF),
+        "launches": (read_launches, PROFILE),
+        "utilisations": (read_utilisations, UTILISATIONS),
+        "applications": (read_applications, APPLICATIONS),
+        "programs": (read_measured_programs, CLOCKS),
+        "column map": (lambda path: read_counter_table(folder / "counted.csv", path), COLUMN_MAP),
+        "counters": (lambda path: read_counter_table(path, folder / "columns.yaml"), COUNTED),
+        "kernel runs": (lambda path: read_measured_kernels(path, KernelColumns("watts", prefix="part_")), RUNS),
+        "clock steps": (lambda path: read_clock_steps(path, 1e9), b"sample,clock,voltage\n0,1 GHz,1 V\n5,1.2 GHz,\n"),
+        "kernel list": (lambda path: read_kernel_list(path, 500), b"name,cycles,ipc\na,1250,10.5\nb,300,\n"),
+        "energies": (read_energies, format_energy_table(demo_energies())),
+        "simulator options": (read_simulator_config, CONFIGURED),
+        "mcpat": (read_mcpat, MCPAT),
+        "tegrastats": (read_power_log, TEGRASTATS),
+        "dcgm": (read_power_log, DCGM),
+        "power table": (read_power_log, b"Time (s);Power (W)\n0.0;10\n2.0;30\n"),
+        "fleet": (read_fleet, SITE),
+        "clocks": (read_replay_tables, CLOCKS),
+        "arrivals": (read_trace, ARRIVALS),
+        "measured models": (lambda path: read_calibration_rows(path, h200), MEASURED),
+        "operators": (read_listed, operator),
+        "microbenchmarks": (read_results, b"".join(micro[:2])),
+        "node": (
+            lambda path: parse_node(path.read_bytes(), "mine", path.name),
+            (source / "hardware/nodes/dgx-a100.yaml").read_bytes(),
+        ),
+        "model": (
+            lambda path: parse_model(path.read_bytes(), path.name, "mine"),
+            (source / "workload/catalogue/bert-base.yaml").read_bytes(),
+        ),
+    }
+    return {
+        name: (_from_file(read, folder / f"{name}.{'yaml' if name == 'energies' else 'csv'}"), good)
+        for name, (read, good) in readers.items()
+    }
+
+
+READERS = (
+    "huggingface",
+    "huggingface pictures",
+    "huggingface decoder",
+    "workload",
+    "profile",
+    "gpu",
+    "xml",
+    "hardware counters",
+    "ncu",
+    "ncu wide",
+    "nvprof",
+    "launches",
+    "utilisations",
+    "applications",
+    "programs",
+    "column map",
+    "counters",
+    "kernel runs",
+    "clock steps",
+    "kernel list",
+    "energies",
+    "simulator options",
+    "mcpat",
+    "tegrastats",
+    "dcgm",
+    "power table",
+    "fleet",
+    "clocks",
+    "arrivals",
+    "measured models",
+    "operators",
+    "microbenchmarks",
+    "node",
+    "model",
+    "journal",
+    "recording",
+    "bundle",
+    "table",
+    "simulator log",
+    "simulator table",
+    "gem5",
+    "power report",
+)
 
 
 def mutate_tree(tree: Any, chance: random.Random) -> Any:
@@ -258,6 +402,34 @@ def test_a_damaged_model_of_ones_own_is_one_sentence(tmp_path: Path, config: str
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(BadInput, match=r"a folder with a config\.json"):
         read_own_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("runs.jsonl", "{}"),
+        ("rows.jsonl", '{"id": {}, "kind": "prefill", "model": "m"}'),
+        ("requests.jsonl", '{"run": "m/t"}'),
+        ("steps.jsonl", "{}"),
+        ("steps.jsonl", '{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [0.5]}'),
+        ("steps.jsonl", '{"run": "m/t", "begin_s": 5}'),
+    ],
+)
+def test_damaged_lines_of_an_engine_are_one_sentence(tmp_path: Path, name: str, line: str) -> None:
+    """A key that was missing, or columns of two lengths, were internal errors of ``lab pack-engine``."""
+    (tmp_path / "runs.jsonl").write_text('{"run": "r1"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"id": "m/t", "kind": "traffic", "model": "m", "run": "r1"}\n')
+    pack_engine_folders([tmp_path], tmp_path / "whole")
+    (tmp_path / name).write_text(line + "\n")
+    with pytest.raises(BadInput, match=f"{name}: expected"):
+        pack_engine_folders([tmp_path], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["batch", "tp", "dtype", "attention"])
+def test_an_option_without_a_value_is_refused(name: str) -> None:
+    """``options: {batch: }`` in the file of a fleet was an internal error."""
+    with pytest.raises(BadInput, match=name):
+        ModelOptions.from_names(**{name: None})
 
 
 def test_a_size_beyond_all_reason_is_refused() -> None:

@@ -63,7 +63,7 @@ def test_accelwattch_hw_counters(tmp_path: Path) -> None:
         (",1000,", ",0,", "above zero"),
         (",1000,", ",many,", "a number"),
         (",1000,", ",-4,", "zero or more"),
-        ("app,kern", "", "columns|number"),
+        ("app,kern", "", "19 cells"),
     ],
 )
 def test_bad_hw_counters_are_refused(tmp_path: Path, old: str, new: str, complaint: str) -> None:

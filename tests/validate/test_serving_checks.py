@@ -103,7 +103,7 @@ def test_packed_folder_reads_back(call, tmp_path: Path) -> None:
 def test_a_folder_of_another_campaign_is_refused(call, tmp_path: Path) -> None:
     """Without ``runs.jsonl``, or with rows of kernels, packing once ended in an internal error."""
     (tmp_path / "rows.jsonl").write_text('{"record": "run", "run": "r1"}\n')
-    for missing, said in ((True, "no runs.jsonl"), (False, "rows with id, kind and model")):
+    for missing, said in ((True, "no runs.jsonl"), (False, "rows with id, kind, model")):
         if not missing:
             (tmp_path / "runs.jsonl").write_text('{"run": "r1"}\n')
         done = call("lab", "pack-engine", str(tmp_path), "--out", str(tmp_path / "out"))

@@ -6,7 +6,9 @@ NaN and infinity are refused. Writers stand in ``whole_files``.
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import math
 import re
 import sys
@@ -102,6 +104,18 @@ def convert_plain(plain: object, kind: type[T], where: str) -> T:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         raise _explain_error(where, str(error), kind) from None
+
+
+def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
+    """Return the lines of a table below its header, of which there is one at least, all of the same width."""
+    reader = csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline=None))
+    rows = list(reader)
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames or ())} cells", "more or fewer")
+    if not rows:
+        raise bad_value(where, "one line per kernel below a header", "nothing")
+    return rows
 
 
 def read_number(text: object, where: str, least: float = -math.inf) -> float:

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
+from wattcast.core.errors import bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
-from wattcast.core.strict_files import read_bytes, read_number, read_shipped_table
+from wattcast.core.strict_files import parse_csv, read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.campaigns.nsight_counters import find_ncu
 from wattcast.power.activity import Activity, ActivitySource, known_events
@@ -55,10 +55,7 @@ def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], A
     Time is elapsed cycles over ``clock_hz``, the clock the kernels ran at. Events without a counter in AccelWattch's
     HW model (instruction cache, registers, precharges, constant misses) are left out.
     """
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    if not rows:
-        raise BadInput(f"{path.name}: expected one line per kernel below a header, got none.")
+    rows = parse_csv(read_bytes(path, _MAX_BYTE), path.name)
     found = {name.removeprefix("hw_"): name for name in rows[0]}
     mapped = {row["column"]: row["event"] for row in _read_map("map_accelwattch_hw.csv")}
     if lost := [column for column in mapped if column not in found]:
@@ -105,7 +102,8 @@ def read_nvprof(path: Path) -> dict[str, dict[str, float]]:
         if row and row[0] == "Device":
             header = row
         cell = dict(zip(header, row, strict=False))
-        if cell.get("Metric Name") and row is not header and len(row) == len(header):
+        whole = row is not header and len(row) == len(header) and {"Kernel", "Invocations", "Avg"} <= cell.keys()
+        if whole and cell.get("Metric Name"):
             launches, mean = (_read_value(cell[name], "", path.name) for name in ("Invocations", "Avg"))
             before = sums.setdefault(cell["Kernel"], {}).get(cell["Metric Name"], (0.0, 0.0))
             sums[cell["Kernel"]][cell["Metric Name"]] = (before[0] + launches, before[1] + launches * mean)
@@ -195,7 +193,10 @@ def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Ar
     kernels: dict[str, ConfiguredKernel] = {}
     values: dict[str, dict[str, float]] = {}
     if "Metric Name" in header:  # one row per metric; the ID identifies kernels
-        at = [header.index(name) for name in ("ID", "Metric Name", "Metric Unit", "Metric Value")]
+        wanted = ("ID", "Metric Name", "Metric Unit", "Metric Value")
+        if not set(wanted) <= set(header):
+            raise bad_value(where, f"columns {', '.join(wanted)}", clip_text(", ".join(header)))
+        at = [header.index(name) for name in wanted]
         cells = [(row[at[0]], row[at[1]], row[at[2]], row[at[3]]) for row in body]
         for row in body:
             kernels.setdefault(row[at[0]], _read_configuration(header, row))

@@ -12,9 +12,7 @@ kernels shorter than 0.5 ms, whose power is still rising.
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +24,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names, unknown_name
-from wattcast.core.strict_files import read_bytes, read_number
+from wattcast.core.strict_files import parse_csv, read_bytes, read_number
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
 from wattcast.gpuwattch.trace_reading import dialect_counters
@@ -256,9 +254,7 @@ def read_measured_kernels(
     path: Path, columns: KernelColumns, names: Sequence[str] | None = None, rates: bool = False
 ) -> MeasuredKernels:
     """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over the duration."""
-    rows = list(csv.DictReader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))))
-    if not rows:
-        raise bad_value(path.name, "one line per kernel below a header", "nothing")
+    rows = parse_csv(read_bytes(path, _MAX_BYTE), path.name)
     header, where = list(rows[0]), path.name
     special = {columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles} - {None}
     for wanted in special - set(header):

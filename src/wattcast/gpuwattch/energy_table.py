@@ -196,7 +196,7 @@ def format_energy_table(table: EnergyTable) -> bytes:
 def _parse_csv(data: bytes, path: Path, sample_cycle: int, clock_hz: float | None) -> EnergyTable:
     where = path.name
     try:
-        lines = list(csv.reader(io.StringIO(data.decode("utf-8"))))
+        lines = list(csv.reader(io.StringIO(data.decode("utf-8"), newline=None)))
     except UnicodeDecodeError:
         raise bad_value(where, "text", "bytes that are none") from None
     if not lines or lines[0][:2] != ["counter", "mcpat_energy_J_per_count"]:

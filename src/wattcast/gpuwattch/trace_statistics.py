@@ -220,7 +220,7 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
                 k["threads"] = repr((threads - before[0]) / (warps - before[1]))
                 before = threads, warps
     elif lines and lines[0].split(",")[0].strip() == "name":
-        reader = csv.DictReader(io.StringIO(text))
+        reader = csv.DictReader(io.StringIO(text, newline=None))
         strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
         if strange:
             raise bad_value(f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange))

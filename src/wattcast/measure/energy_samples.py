@@ -520,5 +520,5 @@ def _read_times(texts: list[str | None], heading: str) -> Array | None:
 def _make_log(form: str, time_s: npt.ArrayLike, rows: list[dict[str, float]]) -> PowerLog:
     names = dict.fromkeys(name for row in rows for name in row)
     watts = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-    time_s = np.asarray(time_s, dtype=np.float64)
-    return PowerLog(form, time_s, {name: values for name, values in watts.items() if np.nanmax(values) > 0.0})
+    drawn = {name: values for name, values in watts.items() if np.nanmax(values, initial=0.0) > 0.0}
+    return PowerLog(form, np.asarray(time_s, dtype=np.float64), drawn)

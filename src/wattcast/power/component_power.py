@@ -17,7 +17,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, check_names
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import read_bytes, read_number
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_coefficients, coefficients_to_plain
 
@@ -151,7 +151,7 @@ def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -
         if start is None or None in found:
             wanted = "McPAT's listing with Subthreshold and Gate Leakage"
             raise bad_value(path.name, wanted, f"none under {heading.removesuffix('()')!r}")
-        watts.append(sum(float(match[1]) for match in found if match))
+        watts.append(sum(read_number(match[1], f"{path.name}: leakage", 0.0) for match in found if match))
         count = count or float(start[1] or 0.0)
     return Leakage(watts[1], watts[0] - watts[1], float(count), gated)
 

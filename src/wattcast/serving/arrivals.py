@@ -79,7 +79,8 @@ def make_trace(
     time_s = np.asarray(arrival_s, dtype=np.float64)
     order = np.argsort(time_s, kind="stable")
     prefix = np.full(len(time_s), NO_PREFIX) if prefix_id is None else prefix_id
-    counts: list[Counts] = [np.asarray(one, dtype=np.int64) for one in (prompt_tokens, output_tokens, prefix)]
+    given = (np.clip(one, -(2**62), 2**62) for one in (prompt_tokens, output_tokens, prefix))
+    counts: list[Counts] = [np.asarray(one, dtype=np.int64) for one in given]
     if {len(column) for column in counts} != {len(time_s)}:
         raise bad_value(name or "trace", "columns of one length", [len(time_s), *map(len, counts)])
     prompt, output, group = (column[order] for column in counts)

@@ -8,7 +8,7 @@ one graph a layer; a larger step launches every operator by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -83,17 +83,20 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     for row in known.serving_steps:
         steps[row["run"]].append(row)
     for folder in folders:
-        cards = {run["run"]: run.get("card_uuid", "") for run in read_lines(folder / "runs.jsonl")}
-        for row in read_lines(folder / "rows.jsonl"):
-            if not {"id", "kind", "model"} <= row.keys():
-                raise bad_value(f"{folder}/rows.jsonl", "rows with id, kind and model", ", ".join(row) or "none")
-            by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(row.get("run"), "")}
-        served = _lines_of_rows(folder / "requests.jsonl", by_id)
+        cards = {run["run"]: run.get("card_uuid", "") for run in _read_named(folder / "runs.jsonl", "run")}
+        for row in _read_named(folder / "rows.jsonl", "id", "kind", "model"):
+            by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(str(row.get("run")), "")}
+        served = [row for row in _read_named(folder / "requests.jsonl", "run", "number") if row["run"] in by_id]
         requests |= {request["run"]: {} for request in served}  # a run measured again may have fewer
         for request in served:
             requests[request["run"]][request["number"]] = request
-        for columns in _lines_of_rows(folder / "steps.jsonl", by_id):
+        for columns in _read_named(folder / "steps.jsonl", "run"):
+            if columns["run"] not in by_id:  # a full disk kept a run from its row
+                continue
             names = [name for name in columns if name != "run"]
+            lengths = {len(columns[name]) if isinstance(columns[name], list) else -1 for name in names}
+            if len(lengths) != 1 or -1 in lengths:
+                raise bad_value(f"{folder}/steps.jsonl", "columns of one length", columns["run"])
             values = zip(*(columns[name] for name in names), strict=True)
             if max(columns.get("launch_s", (0.0,))) > COMPILING_S:
                 row = by_id[columns["run"]]
@@ -111,9 +114,13 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     return found
 
 
-def _lines_of_rows(path: Path, by_id: Mapping[str, Plain]) -> list[Plain]:
-    """Return the lines of serving runs whose rows are on file; a full disk may have kept a run from its row."""
-    return [line for line in read_lines(path) if line["run"] in by_id] if path.exists() else []
+def _read_named(path: Path, *names: str) -> list[Plain]:
+    """Return the lines of a file, each of which has text or a number under these names."""
+    rows = list(read_lines(path)) if path.exists() else []
+    for row in rows:
+        if not all(isinstance(row.get(name), str | int) for name in names):
+            raise bad_value(str(path), f"rows with {', '.join(names)}", ", ".join(row) or "none")
+    return rows
 
 
 def _flatten_row(row: Plain) -> Plain:

@@ -137,12 +137,12 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            value = getattr(self, name)
-            if value is not None and not (type(value) is int and 0 < value < SIZE_LIMIT):
+            value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
+            if not (type(value) is int and 0 < value < SIZE_LIMIT) and not (value is None and may_lack):
                 raise bad_value(name, f"a whole number from 1 to {SIZE_LIMIT - 1}", value)
         for name, kind in _ENUMS.items():
-            value = getattr(self, name)
-            if value is not None and type(value) is not kind:
+            value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
+            if type(value) is not kind and not (value is None and may_lack):
                 object.__setattr__(self, name, _parse_word(kind, name, value))
         if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
             raise bad_value("skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew)

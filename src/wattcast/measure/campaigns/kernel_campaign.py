@@ -257,11 +257,9 @@ def read_listed(path: Path) -> list[OperatorSpec]:
     found: dict[str, OperatorSpec] = {}
     for number, line in enumerate(read_lines(path), start=1):
         given = {name: line[name] for name in _FIELDS if name in line}
-        if "op" in line:
-            spec = spec_from_operator(line)
-        else:
-            whole = isinstance(given.get("operator"), dict) and "family" in given
-            spec = OperatorSpec(**given) if whole else None
+        spec = OperatorSpec(**given) if isinstance(given.get("operator"), dict) and "family" in given else None
+        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):  # sizes of another kind
+            spec = spec_from_operator(line) if "op" in line else spec
         if spec is None:
             wanted = "an operator that can be run, and its family"
             raise bad_value(f"{path.name}: line {number}", wanted, ", ".join(line))
