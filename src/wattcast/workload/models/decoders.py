@@ -163,7 +163,7 @@ def _embed_tokens(dims: DecoderDims, run: PassSettings, windows: list[int], tape
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     if dims.norm == "gemma" and not dims.attention_gate:  # Qwen3-Next has Gemma's norms alone
         x = x * tape.empty((), x.dtype)  # Gemma's embedding scale, which lies in device memory
-    if "embedding" in dims.multipliers:
+    if "embedding" in dims.multipliers and not run.engine:
         x = x * 1.0
     if dims.embedding_norm:
         x = _normalise_rows(dims, run, x)
@@ -219,10 +219,10 @@ def _enter_block(dims: DecoderDims, run: PassSettings, x: Tensor, to_products: b
 
 
 def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
-    """Add the result of attention or feed-forward to the residual."""
+    """Add the result of attention or feed-forward to the residual; an engine's next norm also multiplies it."""
     if dims.norm_place != "before":
         out = _normalise_rows(dims, run, out)
-    if "residual" in dims.multipliers:
+    if "residual" in dims.multipliers and not run.engine:
         out = out * 1.0
     return out if run.engine and dims.norm_place != "after" else x + out
 

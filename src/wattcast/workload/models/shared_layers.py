@@ -426,9 +426,13 @@ def language_head(
             return functional.cross_entropy(wide.view(batch * length, -1))
 
 
+_PADDED_VOCABULARY = 64  # tokens that an engine rounds a vocabulary to: DEFAULT_VOCAB_PADDING_SIZE of vLLM 0.25.1
+
+
 def project_to_vocabulary(run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool) -> Tensor:
-    """Compute logits, of which each tensor-parallel GPU computes a part."""
-    share = -(-vocab // run.tp)
+    """Compute logits, of which each tensor-parallel GPU computes a part; an engine pads their number."""
+    padded = -(-vocab // _PADDED_VOCABULARY) * _PADDED_VOCABULARY if run.engine else vocab
+    share = -(-padded // run.tp)
     x = functional.enter_parallel(x, run.tp)
     weight = x.tape.parameter(share, x.shape[-1], dtype=run.dtype, tied=tied)
     logits = functional.linear(x, weight, x.tape.parameter(share, dtype=run.dtype) if bias else None)
