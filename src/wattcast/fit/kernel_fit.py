@@ -375,19 +375,10 @@ def _fit_power(
         priced = replace(priced, power_w=measured_w / cards.compute_level(find_card_levels(cards)))
         power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     sample = replace(sampled, ratio=energy_ratio(priced, power, toggling))
-    # Predictions go by predicted times. Rows come once more with times as wrong as those are, and teach what to make
-    # of a kernel that moves its bytes faster than it should.
-    wrong = np.exp(_TIME_ERROR * np.random.default_rng(0).standard_normal(len(rows)))
-    mistimed, again = price_rows(rows, kernels, gpu, idle, corrections, reference, time_error=wrong)
-    ratio = energy_ratio(replace(mistimed, power_w=priced.power_w), power, toggling)
-    samples = [sample, replace(again, ratio=ratio, again=True)]
     energy = fit_residuals(
-        samples, pools=_POOLS, leaves=8, hold_in=False, loss="squared_error", length_rows=2 * LENGTH_ROWS
+        [sample], pools=_POOLS, leaves=8, hold_in=False, loss="squared_error", length_rows=2 * LENGTH_ROWS
     )
     return power, toggling, energy
-
-
-_TIME_ERROR = 0.07  # spread of the log of predicted over measured latency of held-out kernels
 
 
 def price_rows(
@@ -398,15 +389,12 @@ def price_rows(
     corrections: Mapping[str, Correction],
     reference: ReferenceChip,
     modelled_hz: Array | None = None,
-    time_error: Array | float = 1.0,
 ) -> tuple[PowerRows, ResidualSample]:
     """Return the settled rows as the power fit reads them, and as a sample whose ratios are still to be set.
 
     ``modelled_hz`` stands for the settled clocks, where rows are to be priced at the clocks that a model gives them.
-    ``time_error`` multiplies the measured latencies.
     """
     power_w, settled_hz, latency_s = settled_figures(rows)
-    latency_s = latency_s * time_error
     clock_hz = settled_hz if modelled_hz is None else modelled_hz
     limit_w = float(np.mean(gpu.power.limit_w))
     known = rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)

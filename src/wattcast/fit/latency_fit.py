@@ -279,8 +279,9 @@ def fit_residuals(
             continue  # too few to learn from: the scaffold's word stands
         grown = trees and len(target) >= LEAST_FOR_TREES
         again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
-        # |predicted / measured - 1| is what is scored: a row far above the scaffold weighs less than one below it
-        weight = np.exp(np.clip(np.median(target) - target, -1.0, 1.0)) * sure
+        # |predicted / measured - 1| is what is scored: for a median, a row far above the scaffold weighs less
+        tilt = 1.0 if loss == "squared_error" else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
+        weight = tilt * sure
         size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": rate, "loss": loss, "seed": seed}
         size["least_rows"] = LEAST_LEAF_ROWS * (2 if again else 1)
         ensemble = fit_trees(columns, target, weight, **size) if grown else None
