@@ -131,7 +131,9 @@ def _trace_decode_step(model: ModelSpec, options: ModelOptions, number: int) -> 
 def count_parameters(model: ModelSpec) -> int:
     """Count all weights of a model, tied ones once, its head included."""
     head = {ModelKind.LANGUAGE: OutputHead.LAST, ModelKind.ENCODER: OutputHead.NONE}.get(model.kind)
-    return trace_pass(model, resolve_options(model, ModelOptions(head=head))[0]).parameter_count
+    return trace_pass(
+        model, resolve_options(model, ModelOptions(head=head, stack=SoftwareStack.EAGER))[0]
+    ).parameter_count
 
 
 def compute_footprint(
