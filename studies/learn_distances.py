@@ -236,7 +236,7 @@ def learn(reference: Path) -> str:
     known = distances.learned_distances()
     layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
     kernels, models = coverage.load_table_sets(reference), coverage.load_published_models(reference)
-    time, rows = learn_together([layers], "latency")
+    time, rows = learn_together([layers, captured], "latency")
     power, more = learn_together([captured], "power")
     conditions = {name: msgspec.to_builtins(c) for name, c in known.conditions.items()}
     by_clock = [m for m in models if m.chip == "A100"]
@@ -245,7 +245,10 @@ def learn(reference: Path) -> str:
     learned = msgspec.structs.replace(
         known,
         together=distances.ErrorCorrelation(
-            time, power, rows + more, f"latency of {rows} layers, power of {more} whole models, on the H200"
+            time,
+            power,
+            rows + more,
+            f"latency of {rows} layers and whole models, power of {more} whole models, on the H200",
         ),
         steps=coverage.learn_step_spread(coverage.load_step_set("h200", held_out=True)),
         host=learn_host([*models, launched]),
