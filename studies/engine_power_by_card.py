@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
 from studies.card_levels import load_card_levels
+
 from wattcast import hardware
 from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.hardware import OperatingPoint
