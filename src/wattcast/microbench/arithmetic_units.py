@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from typing import Any
 
-from wattcast.core.measured_rows import read_shipped_table
-from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, asm, inout, into
+from wattcast.core.measured_rows import Plain, read_shipped_table
+from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, asm, fill_unit, inout, into, write_piece
 
 CHAINS = 8
 HELD = 128  # steps with one multiplier
@@ -87,17 +88,14 @@ def register_unit(
 
 def compare_unit(name: str) -> BenchUnit:
     """Compare into predicates, which go back to a register at once because they cannot leave a statement."""
-    p, preds = name, 6
-    base = register_unit(p, "u32")
-    pairs = [(i, j) for i in range(CHAINS) for j in range(CHAINS) if i != j]
+    base, pairs, predicates = register_unit(name, "u32"), list(permutations(range(CHAINS), 2)), range(6)
 
     def step(i: int) -> str:
-        x, y = pairs[(i * 5) % len(pairs)]
-        text = "{.reg .pred q; setp.ne.u32 q, %0, 0; setp.lt.xor.s32 q, %1, %2, q; selp.u32 %0, 1, 0, q;}"
-        return asm(text, inout("r", f"{p}_q{i % preds}"), into("r", f"{p}{x}", f"{p}{y}"))
+        x, y = pairs[i * 5 % len(pairs)]
+        return write_piece("compare.step", name, q=i % len(predicates), x=x, y=y)
 
-    declare = f"{base.declare} " + " ".join(f"unsigned {p}_q{n} = 0u;" for n in range(preds))
-    fold = f"{base.fold} ^ " + " ^ ".join(f"({p}_q{n} << {n})" for n in range(preds))
+    declare = " ".join([base.declare, *(f"unsigned {name}_q{n} = 0u;" for n in predicates)])
+    fold = " ^ ".join([base.fold, *(f"({name}_q{n} << {n})" for n in predicates)])
     return replace(base, declare=declare, step=step, fold=fold)
 
 
@@ -120,8 +118,7 @@ def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUn
             return asm(f"fma.rn.{kind} %0, %0, %1, {ADDENDS[kind][shrinks]};", own, into(letter, multiplier))
         return asm("fma.rn.f32 %0, %0, %1, %2;", own, into(letter, multiplier, f"{p}_{'d' if shrinks else 'b'}"))
 
-    factors = f"const {type_} {p}_g = ({type_})1 + ({p}_a - ({type_})1) * ({type_})0.0625;"
-    factors += f" const {type_} {p}_i = ({type_})0.99999 / {p}_g;"
+    factors = write_piece("growth.declare", p, type=type_)
     return replace(register_unit(p, kind, "", "", chains, factors, flop=2.0), step=step)
 
 
@@ -130,62 +127,38 @@ def move_unit(name: str, count: int) -> BenchUnit:
 
     A rotation of 64 registers takes 73 of them, as the disassembly shows.
     """
-    p = name
-    rotated = f"{{ const unsigned t = {p}0; " + " ".join(f"{p}{i} = {p}{i + 1};" for i in range(count - 1))
-    return BenchUnit(
-        p,
-        " ".join(f"unsigned {p}{i} = mixed(state + {i + 1}u);" for i in range(count)),
-        lambda i: "",
-        " ^ ".join(f"{p}{i} * {2 * i + 1}u" for i in range(count)),
-        advance=f"{rotated} {p}{count - 1} = t; }}",
-        operation="move",
-    )
+    shifts = " ".join(f"{name}{i} = {name}{i + 1};" for i in range(count - 1))
+    registers = " ".join(f"unsigned {name}{i} = mixed(state + {i + 1}u);" for i in range(count))
+    fold = " ^ ".join(f"{name}{i} * {2 * i + 1}u" for i in range(count))
+    values: Plain = {"shifts": shifts, "last": count - 1}
+    return fill_unit("move", name, values, declare=registers, fold=fold, operation="move")
 
 
 def statement_unit(
-    name: str,
-    ptx: str,
-    operands: str = "",
-    declare: str = "",
-    fold: str = "0u",
-    leads: int = 0,
-    memory: bool = False,
-    **more: Any,
+    name: str, text: str, declare: str = "", fold: str = "0u", leads: int = 0, **more: Any
 ) -> BenchUnit:
-    """Repeat one statement with ``operands`` such as ``+r:{p}`` or ``l:{p}_at``; {p} stands for the name.
+    """Repeat one statement; {p} stands for the name.
 
     With ``leads``, the first thread of a block executes it so often in an iteration, or lanes would queue for one
-    word. ``memory`` keeps other accesses where they are.
+    word.
     """
-    words = [word.replace("{p}", name).partition(":") for word in operands.split()]
-    outs, ins = (
-        ", ".join(f'"{kind}"({value})' for kind, _, value in words if kind.startswith("+") == written)
-        for written in (True, False)
-    )
-    text = f'asm volatile("{ptx}" ::: "memory");' if memory else asm(ptx, outs, ins)
+    text, declare, fold = (piece.replace("{p}", name) for piece in (text, declare, fold))
     before = f"if (threadIdx.x == 0u) {{ {' '.join([text] * leads)} }}" if leads else ""
-    return BenchUnit(
-        name,
-        declare.replace("{p}", name),
-        lambda i: "" if leads else text,
-        fold.replace("{p}", name),
-        before=before,
-        one_thread=leads > 0,
-        **more,
-    )
+    more |= {"before": before, "one_thread": leads > 0}
+    return BenchUnit(name, declare, lambda i: "" if leads else text, fold, **more)
 
 
 def chain_unit(name: str, kind: str, ptx: str, operation: str = "instruction") -> BenchUnit:
     """Let each operation wait for the last: PTX makes %0 from %1, the result before, and %2, a constant."""
-    p, (type_, letter, first, bits, _) = name, read_registers(kind)
-    names = (f"{p}0", f"{p}1", f"{p}_k")
-    return BenchUnit(
-        p,
-        " ".join(f"{type_} {register} = {first.format(n)};" for n, register in enumerate(names, 1)),
-        lambda i: asm(ptx, inout(letter, names[i % 2]), into(letter, names[1 - i % 2], names[2])),
-        f"{bits.format(names[0])} ^ {bits.format(names[1])}",
-        operation=operation,
-    )
+    type_, letter, first, bits, _ = read_registers(kind)
+    names = (f"{name}0", f"{name}1", f"{name}_k")
+    declare = " ".join(f"{type_} {register} = {first.format(n)};" for n, register in enumerate(names, 1))
+
+    def step(i: int) -> str:
+        return asm(ptx, inout(letter, names[i % 2]), into(letter, names[1 - i % 2], names[2]))
+
+    fold = f"{bits.format(names[0])} ^ {bits.format(names[1])}"
+    return BenchUnit(name, declare, step, fold, operation=operation)
 
 
 def ring_unit(name: str, nodes: int, stride: int, cached: bool = True) -> BenchUnit:
@@ -193,37 +166,19 @@ def ring_unit(name: str, nodes: int, stride: int, cached: bool = True) -> BenchU
 
     Each seed begins elsewhere: launches that walk the same stretch of a large ring would find it in the L2.
     """
-    p, hop = name, asm(f"ld.global.{'ca' if cached else 'cg'}.u64 %0, [%0];", inout("l", f"{name}_at"))
-    warm = f'_Pragma("unroll 1") for (unsigned i = 0u; i < {min(nodes, WARM_HOPS)}u; ++i) {hop}'
-    first = f"const u64 {p}_first = ((u64)seed * 0x9e3779b97f4a7c15ull >> 16) % {nodes}ull; "
-    first += f"u64 {p}_at = (u64)b + {p}_first * {stride}ull + ({p}_first * {LINE_BYTE}ull & {stride - 1}ull); "
-    return BenchUnit(p, first + warm, lambda i: hop, f"(unsigned){p}_at", operation="load")
+    values: Plain = {"nodes": nodes, "stride": stride, "mask": stride - 1, "line": LINE_BYTE}
+    values |= {"warm": min(nodes, WARM_HOPS), "cache": "ca" if cached else "cg"}
+    return fill_unit("ring", name, values, operation="load")
 
 
 def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
     """Follow a ring in the block's own shared memory, or in that of its neighbour in a cluster."""
-    p, far, nodes, kind = name, cluster > 1, SHARED_NODES, "u64" if cluster > 1 else "unsigned"
-    if far:  # a block's memory holds addresses of itself as the cluster sees it; its neighbour follows them
-        declare = f"u64 {p}_own = (u64)pool, {p}_at = {p}_own; "
-        declare += f'unsigned {p}_rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"({p}_rank)); '
-        for at, rank in (("at", f"({p}_rank + 1u) % {cluster}u"), ("own", f"{p}_rank")):
-            declare += f'asm volatile("mapa.u64 %0, %0, %1;" : "+l"({p}_{at}) : "r"({rank})); '
-    else:
-        declare = f"unsigned {p}_own = (unsigned)__cvta_generic_to_shared(pool), {p}_at = {p}_own; "
-    declare += f"for (unsigned i = threadIdx.x; i < {nodes}u; i += blockDim.x) (({kind} *)pool)[i] = {p}_own + "
-    declare += f"(i * {RING_FACTOR}u + {RING_STEP}u) % {nodes}u * sizeof({kind}); "
-    declare += CLUSTER_SYNC if far else "__syncthreads();"
-    hop = (
-        asm("ld.u64 %0, [%0];", inout("l", f"{p}_at"))
-        if far
-        else asm("ld.shared.u32 %0, [%0];", inout("r", f"{p}_at"))
-    )
-    return BenchUnit(
-        p,
-        declare,
-        lambda i: hop,
-        f"(unsigned){p}_at",
-        finish=CLUSTER_SYNC if far else "",
-        operation="load",
-        cluster=cluster,
-    )
+    values: Plain = {
+        "nodes": SHARED_NODES,
+        "factor": RING_FACTOR,
+        "hop": RING_STEP,
+        "cluster": cluster,
+        "sync": CLUSTER_SYNC,
+    }
+    kind = "cluster_ring" if cluster > 1 else "shared_ring"
+    return fill_unit(kind, name, values, operation="load", cluster=cluster)

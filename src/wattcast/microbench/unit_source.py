@@ -8,11 +8,14 @@ advance nor drop anything. Tests compare the disassembly with the machine instru
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 SIGNATURE = (
     "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "
@@ -30,9 +33,9 @@ class BenchUnit:
     """One kind of operation. ``step(i)`` is the text of the i-th operation of a loop body."""
 
     name: str
-    declare: str
-    step: Callable[[int], str]
-    fold: str  # an unsigned expression of every result
+    declare: str = ""
+    step: Callable[[int], str] = lambda i: ""
+    fold: str = "0u"  # an unsigned expression of every result
     advance: str = ""  # once an iteration, after the operations
     before: str = ""  # once an iteration, before them
     finish: str = ""  # once, after the loop
@@ -44,6 +47,43 @@ class BenchUnit:
     chunk: int = 0  # bytes of buffer a block covers in an iteration, of a streaming unit
     one_thread: bool = False  # one thread of a block does it all
     cluster: int = 1  # blocks that are launched together and see one another's shared memory
+
+
+@cache
+def read_pieces() -> dict[str, dict[str, Template]]:
+    """Read the CUDA C that units are made of, by kind of unit and part of it."""
+    text = files("wattcast.microbench").joinpath("unit_pieces.cu").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Template]] = defaultdict(dict)
+    for piece in re.split(r"^//: ", text, flags=re.MULTILINE)[1:]:
+        name, *lines = piece.splitlines()
+        kind, _, part = name.partition(".")
+        found[kind][part] = Template(" ".join(line.strip() for line in lines if line and line[:2] != "//"))
+    return found
+
+
+def write_piece(piece: str, p: str, **values: object) -> str:
+    """Write the piece called ``kind.part`` for the unit ``p``."""
+    kind, _, part = piece.partition(".")
+    return read_pieces()[kind][part].substitute(values, p=p)
+
+
+def fill_unit(
+    kind: str,
+    name: str,
+    values: Mapping[str, object],
+    each: Callable[[int], Mapping[str, object]] = lambda i: {},
+    **facts: Any,
+) -> BenchUnit:
+    """Make a unit of the pieces of its kind, filled with ``values`` and, in the i-th step, with ``each(i)``.
+
+    ``facts`` are further fields of the unit, or stand in the place of a piece.
+    """
+    pieces = read_pieces()[kind]
+    wanted = {field.name for field in fields(BenchUnit)} & set(pieces) - {"step", *facts}
+    texts: dict[str, Any] = {part: pieces[part].substitute(values, p=name) for part in wanted}
+    if "step" in pieces:
+        texts["step"] = lambda i: pieces["step"].substitute({**values, **each(i)}, p=name)
+    return BenchUnit(name, **texts | facts)
 
 
 @dataclass(frozen=True)
