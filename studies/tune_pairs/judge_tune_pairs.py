@@ -32,7 +32,7 @@ from wattcast.core.measured_rows import read_lines
 from wattcast.counter_models.profiler_counters import read_ncu, read_ncu_metrics
 from wattcast.hardware import OperatingPoint
 from wattcast.microbench.microbench_results import MicroRow, read_shipped_results
-from wattcast.microbench.tuning import MOST_WARPS, WARPS, TuningAdvice, TuningReport, tune_export
+from wattcast.microbench.tuning import MOST_WARPS, TuningAdvice, TuningReport, tune_export
 from wattcast.microbench.unit_work import TIME, KernelProfile
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import load_saved_model
@@ -179,7 +179,7 @@ def judge_power(use: str) -> list[dict[str, Any]]:
 def show_profile(profile: KernelProfile, advice: list[TuningAdvice]) -> None:
     """Print a kernel's units and all advice, for mending."""
     shares = {unit: round(w.seconds / profile.time_s, 2) for unit, w in profile.work.items()}
-    warps = MOST_WARPS * profile.metrics.get(WARPS, 0.0)
+    warps = MOST_WARPS * profile.counters["warps"]
     print(f"  {profile.name}: {1e6 * profile.time_s:.1f} us, {warps:.0f} warps, {shares}")
     for a in advice:
         print(f"    {a.bottleneck:16} {a.time:+.1%} {a.seen}")

@@ -22,47 +22,9 @@ import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.counter_models.profiler_counters import read_ncu_metrics
+from wattcast.microbench import unit_work
 from wattcast.microbench.microbench_results import MicroRow, keep_first_rounds
-from wattcast.microbench.unit_work import (
-    ACTIVE,
-    ARITHMETIC,
-    EXPONENT,
-    EXTRA_PASSES,
-    FP64,
-    FROM_L2,
-    HITS,
-    INSTRUCTIONS,
-    LAUNCHED,
-    PASSES,
-    PIPES,
-    READ,
-    REDUCED,
-    REQUESTS,
-    SECTORS,
-    SIZE_METRICS,
-    STORED_SECTORS,
-    STORES,
-    TIME,
-    TO_L2,
-    UNITS,
-    WAVEFRONTS,
-    WRITTEN,
-    XU,
-    KernelProfile,
-    UnitWork,
-    access_ratio,
-    combine_units_s,
-    count_active_threads,
-    count_conflicts,
-    count_passes,
-    curve_ratio,
-    find_idle_power_w,
-    list_usable_units,
-    make_profile,
-    mean_access_byte,
-    reads_table,
-    stretch_byte,
-)
+from wattcast.microbench.unit_work import KernelProfile, UnitWork, combine_units_s, curve_ratio
 
 EXPONENTS = (2.0, 4.0)  # of an interval
 LIKELY_POWERS = (0.5, 1.5)  # of the predicted ratio of times; with LEAST_SPREAD 91 % of 127 measured pairs lie inside
@@ -70,15 +32,13 @@ LEAST_SPREAD = 0.05  # of the time, to both sides
 LEAST_WAIT = 0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 WORTH = 0.005  # a change of time or energy below this is not worth a line
-LOCAL = tuple(f"l1tex__t_sectors_pipe_lsu_mem_local_op_{way}.sum" for way in ("ld", "st"))
-CONVERSIONS = "sm__sass_thread_inst_executed_op_conversion_pred_on.sum"
-WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active"
-FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
-FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
 MOST_WARPS, ENOUGH_WARPS = 64.0, 14.0  # of an SM: resident at most, and those that hide arithmetic latency
 IN_FLIGHT_BYTE = 12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
-FUNCTION_LENGTH, SINGLE_SHARE = 40.0, 0.25  # fp64 instructions of a function at most, and those left of it in fp32
+SINGLE_SHARE = 0.25  # of the fp64 instructions of a function, which are left of it in fp32
+MOVED = {"dram": ("dram_read", "dram_written"), "l2": ("l2_read", "l2_written")}  # counters of bytes, to and fro
+LOCAL = ("local_loaded_sectors", "local_stored_sectors")
+ACCESSES = unit_work.ACCESSES
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
 
@@ -120,7 +80,7 @@ def predict_time_s(
     profile: KernelProfile,
     after: Mapping[str, UnitWork],
     wait: float,
-    exponent: float = EXPONENT,
+    exponent: float = unit_work.EXPONENT,
     queued: float | None = None,
 ) -> float:
     """Return the time T' of a kernel whose units have the work ``after`` and whose waiting is scaled by ``wait``.
@@ -145,11 +105,11 @@ def queued_share(profile: KernelProfile) -> float:
 
     Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE`` under way.
     """
-    m, enough = profile.metrics, ENOUGH_WARPS
-    sectors, requests = m.get(SECTORS, 0.0), m.get(REQUESTS, 0.0)
-    if requests > 0.0 and _far_share(m) > FAR_SHARE and sectors <= 1.1 * requests * (mean_access_byte(m) or 0.0):
+    m, enough = profile.counters, ENOUGH_WARPS
+    sectors, requests = m["loaded_sectors"], m["loads"]
+    if requests > 0.0 and m.far_share > unit_work.FAR_SHARE and sectors <= 1.1 * requests * (m.access_byte or 0.0):
         enough = max(IN_FLIGHT_BYTE * requests / (32.0 * sectors), enough)
-    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(MOST_WARPS * m.get(WARPS, 1.0) / enough, 1.0)
+    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(MOST_WARPS * m.get("warps", 1.0) / enough, 1.0)
 
 
 def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> TuningAdvice:
@@ -179,68 +139,51 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
     )
 
 
-def _far_share(metrics: Mapping[str, float]) -> float:
-    """Return the share of waiting that is for memory beyond the L1."""
-    names = {name: name.split("stalled_")[1].split("_per_issue")[0] for name in metrics if "issue_stalled_" in name}
-    waits = {why: metrics[name] for name, why in names.items() if why not in NO_STALLS}
-    total = sum(waits.values())
-    return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
-
-
 def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Sectors beyond those of neighbouring threads; what L1 or L2 give again does not come from DRAM."""
-    m = p.metrics
-    if reads_table(m):  # a matter of caching
+    m = p.counters
+    if m.reads_table:  # a matter of caching
         return None
-    mean = max(mean_access_byte(m) or 4.0, 1.0)  # bytes a thread, and so sectors of 32 neighbouring threads
-    ways = [
-        (m.get(sectors, 0.0), m.get(requests, 0.0))
-        for sectors, requests in ((SECTORS, REQUESTS), (STORED_SECTORS, STORES))
-    ]
+    mean = max(m.access_byte or 4.0, 1.0)  # bytes a thread, and so sectors of 32 neighbouring threads
+    ways = [(m["loaded_sectors"], m["loads"]), (m["stored_sectors"], m["stores"])]
     needed = [min(sectors, mean * requests) for sectors, requests in ways]
     sectors, requests = (sum(column) for column in zip(*ways, strict=True))
-    shifted = m.get(HITS, 0.0) >= 0.5 * m.get(SECTORS, 1.0) and sectors < 1.5 * sum(needed)
+    shifted = m["hit_sectors"] >= 0.5 * m.get("loaded_sectors", 1.0) and sectors < 1.5 * sum(needed)
     if sectors <= 1.1 * sum(needed) or shifted:  # neighbours that read the same lines, shifted: a matter of caching
         return None
     factor = {}
-    for unit, names in (("dram", (READ, WRITTEN)), ("l2", (FROM_L2, TO_L2))):
-        moved = [m.get(name, 0.0) for name in names]
+    for unit, names in MOVED.items():
+        moved = [m[name] for name in names]
         if sum(moved) > 0.0:
             after = sum(min(byte, 32.0 * n) for byte, n in zip(moved, needed, strict=True))
             factor[unit] = (after / sum(moved),) * 2
-    if (passes := count_passes(m)) > 0.0:
-        factor["l1"] = (1.0 - max(passes - m.get(PASSES, 0.0) - _least_passes(m), 0.0) / passes,) * 2
+    if (passes := m.passes) > 0.0:
+        factor["l1"] = (1.0 - max(passes - m["shared_passes"] - m.least_passes, 0.0) / passes,) * 2
     seen = f"{sectors / requests:.1f} sectors an access of a warp, {sum(needed) / requests:.1f} would do"
     # a warp waits for every sector of its access
-    return CodeChange("coalescing", seen, factor, wait=1.0 - _far_share(m) * (1.0 - sum(needed) / sectors))
-
-
-def _least_passes(metrics: Mapping[str, float]) -> float:
-    """Return the passes through the L1 that all accesses to global memory take at least, 128 bytes in each."""
-    requests = metrics.get(REQUESTS, 0.0) + metrics.get(STORES, 0.0)
-    return requests * max((mean_access_byte(metrics) or 4.0) / 4.0, 1.0)
+    return CodeChange("coalescing", seen, factor, wait=1.0 - m.far_share * (1.0 - sum(needed) / sectors))
 
 
 def _judge_conflicts(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    each = count_conflicts(p.metrics)
+    each = p.counters.conflicts
     ratio = curve_ratio(results, "conflicts", each, 0.0) if each is not None and "l1" in p.work else None
     if each is None or ratio is None:
         return None
     # passes already count the conflicts: without them only the first pass of each access is left
-    passes = count_passes(p.metrics)
-    energy = 1.0 - p.metrics[PASSES] / passes * (1.0 - ratio[1])
-    factor = {"l1": (1.0 - p.metrics[EXTRA_PASSES] / passes, energy)}
+    passes = p.counters.passes
+    energy = 1.0 - p.counters["shared_passes"] / passes * (1.0 - ratio[1])
+    factor = {"l1": (1.0 - p.counters["extra_passes"] / passes, energy)}
     return CodeChange("bank conflicts", f"{each:.1f} conflicts an access of shared memory", factor)
 
 
 def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    active = count_active_threads(p.metrics)
+    active = p.counters.active
     if active is None or active >= 31.0:
         return None
     ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
     if ratio is None:
         return None
-    factor = dict.fromkeys((*ARITHMETIC, "issue", "products"), ratio)  # as many warps start as before
+    factor = dict.fromkeys((*unit_work.ARITHMETIC, "issue", "products"), ratio)  # as many warps start as before
     return CodeChange("divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0])
 
 
@@ -253,68 +196,50 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
     single_j, double_j = single.operation_above_idle_j, double.operation_above_idle_j
     if not (single.operation_s and double.operation_s and single_j and double_j):
         return None
-    converted = _converted_on_special(p)
-    kept = SINGLE_SHARE if _calls_functions(p) else 1.0
+    converted = p.counters.converted
+    kept = SINGLE_SHARE if p.counters.calls_functions else 1.0
     moved = p.work["fp64"].scaled(kept * single.operation_s / double.operation_s, kept * single_j / double_j)
     factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
-    gone = _count_constants(p.metrics) + (1.0 - kept) * p.metrics[FP64]
+    gone = p.counters.constants + (1.0 - kept) * p.counters["pipe_fp64"]
     if converted > 0.0:
-        factor["special"] = (1.0 - converted / p.metrics[XU],) * 2
-        if (mean_access_byte(p.metrics) or 4.0) >= 4.0:
+        factor["special"] = (1.0 - converted / p.counters["pipe_xu"],) * 2
+        if (p.counters.access_byte or 4.0) >= 4.0:
             gone += converted  # from and to fp32
         elif whole is not None and whole.operation_s:  # from integers, which the integer pipe turns into fp32
             threads = 32.0 * converted
             added["int"] = UnitWork(threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0))
-    if INSTRUCTIONS in p.metrics:
-        factor["issue"] = (1.0 - min(gone / p.metrics[INSTRUCTIONS], 1.0), 1.0)
-    counts = {size: p.metrics.get(metric, 0.0) for size, metric in SIZE_METRICS.items()}
+    if "instructions" in p.counters:
+        factor["issue"] = (1.0 - min(gone / p.counters["instructions"], 1.0), 1.0)
+    counts = {size: p.counters[metric] for size, metric in ACCESSES.items()}
     byte = sum(size * n for size, n in counts.items())
     if byte > 0.0 and counts[8] > 0.0:
         halved = 1.0 - 0.5 * 8.0 * counts[8] / byte
         factor |= dict.fromkeys(("dram", "l2"), (halved, halved))
-        wide = (passes := count_passes(p.metrics)) - sum(n for size, n in counts.items() if size < 8)
+        wide = (passes := p.counters.passes) - sum(n for size, n in counts.items() if size < 8)
         if wide > 0.0:
             factor["l1"] = (1.0 - 0.5 * wide / passes,) * 2
     share = p.work["fp64"].seconds / p.time_s
     return CodeChange("fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added)
 
 
-def _count_constants(metrics: Mapping[str, float]) -> float:
-    """Return the instructions that no pipe counts: they put 8-byte constants together."""
-    if not all(name in metrics for name in (INSTRUCTIONS, *PIPES)):
-        return 0.0
-    return max(metrics[INSTRUCTIONS] - sum(metrics[name] for name in PIPES), 0.0)
-
-
-def _converted_on_special(p: KernelProfile) -> float:
-    """Return the conversions, in instructions of warps, that the special unit executed."""
-    return min(p.metrics.get(CONVERSIONS, 0.0) / 32.0, p.metrics.get(XU, 0.0))
-
-
-def _calls_functions(p: KernelProfile) -> bool:
-    """Return whether fp64 instructions are functions in software, which begin with one of the special unit."""
-    calls = p.metrics.get(XU, 0.0) - _converted_on_special(p)
-    return 0.0 < p.metrics.get(FP64, 0.0) < FUNCTION_LENGTH * calls
-
-
 def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Conversions fill slots of the special unit, or of the integer pipe where the device has them there."""
-    count = p.metrics[CONVERSIONS] / 32.0
-    if count <= 4.0 * p.metrics.get(FP64, 0.0) or "special" not in p.work:  # those of fp64 go with it
+    count = p.counters["conversions_of_threads"] / 32.0
+    if count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work:  # those of fp64 go with it
         return None
-    special = _converted_on_special(p)
-    factor = {"special": (1.0 - special / p.metrics[XU],) * 2} if special > 0.0 else {}
-    whole = p.metrics.get("sm__inst_executed_pipe_alu.sum", 0.0)
+    special = p.counters.converted
+    factor = {"special": (1.0 - special / p.counters["pipe_xu"],) * 2} if special > 0.0 else {}
+    whole = p.counters["pipe_alu"]
     if count > special and whole > 0.0:
         factor["int"] = (1.0 - min((count - special) / whole, 1.0),) * 2
-    if INSTRUCTIONS in p.metrics:
-        factor["issue"] = (1.0 - min(count / p.metrics[INSTRUCTIONS], 1.0), 1.0)
+    if "instructions" in p.counters:
+        factor["issue"] = (1.0 - min(count / p.counters["instructions"], 1.0), 1.0)
     return CodeChange("conversions", f"{32.0 * count:.3g} conversions of threads", factor)
 
 
 def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """More resident warps hide the waiting, in proportion, until a unit sets the time."""
-    warps = MOST_WARPS * p.metrics[WARPS]
+    warps = MOST_WARPS * p.counters["warps"]
     if not 0.0 < warps < 0.75 * MOST_WARPS:
         return None
     q = queued_share(p)
@@ -332,13 +257,13 @@ def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
 
 
 def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    mean = mean_access_byte(p.metrics)
-    if mean is None or mean >= 15.0 or "dram" not in p.work or reads_table(p.metrics):
+    mean = p.counters.access_byte
+    if mean is None or mean >= 15.0 or "dram" not in p.work or p.counters.reads_table:
         return None
-    time, energy = access_ratio(p.metrics, results)
+    time, energy = unit_work.access_ratio(p.counters, results)
     factor = {"dram": (1.0 / time, 1.0 / energy)}
-    passes, each = count_passes(p.metrics), stretch_byte(p.metrics)
-    own = passes - p.metrics.get(PASSES, 0.0)
+    passes, each = p.counters.passes, p.counters.stretch_byte
+    own = passes - p.counters["shared_passes"]
     if each is not None and own > 0.0:
         # as many threads walk along their stretches, and wider accesses come back to a sector less often
         fewer = mean / 16.0 * max(each, 16.0) / each
@@ -347,13 +272,13 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         factor["launch"] = (mean / 16.0,) * 2
         if mean < 4.0 and own > 0.0:
             factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / passes,) * 2
-    if INSTRUCTIONS in p.metrics:
-        constants = 0.0 if _calls_functions(p) else _count_constants(p.metrics)  # each call loads its own
-        shared = sum(p.metrics[metric] for metric in SIZE_METRICS.values()) + constants
+    if "instructions" in p.counters:
+        constants = 0.0 if p.counters.calls_functions else p.counters.constants  # each call loads its own
+        shared = sum(p.counters[metric] for metric in ACCESSES.values()) + constants
         fewer = shared * (1.0 - mean / 16.0)  # a thread with more elements needs its constants once
-        factor["issue"] = (1.0 - min(fewer / p.metrics[INSTRUCTIONS], 1.0), 1.0)
+        factor["issue"] = (1.0 - min(fewer / p.counters["instructions"], 1.0), 1.0)
     q = queued_share(p)  # fewer accesses are waited for
-    wait = q + (1.0 - q) * (1.0 - _far_share(p.metrics) * (1.0 - mean / 16.0))
+    wait = q + (1.0 - q) * (1.0 - p.counters.far_share * (1.0 - mean / 16.0))
     return CodeChange("access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor, wait=wait)
 
 
@@ -364,36 +289,35 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     block, L2 gives it once instead of r times; if each is of another block, r times as before. Neighbours along a row
     share a block and those of other rows do not, as a rule, so the geometric mean is taken: √r times.
     """
-    m, factor, wait = p.metrics, {}, 1.0
-    again = 1.0 - (m[READ] / m[FROM_L2]) ** 0.5 if 0.0 < m[READ] < m[FROM_L2] else 0.0
-    hit = m[HITS] / m[SECTORS] if m[SECTORS] > 0.0 else 0.0
+    m, factor, wait = p.counters, {}, 1.0
+    again = 1.0 - (m["dram_read"] / m["l2_read"]) ** 0.5 if 0.0 < m["dram_read"] < m["l2_read"] else 0.0
+    hit = m["hit_sectors"] / m["loaded_sectors"] if m["loaded_sectors"] > 0.0 else 0.0
     if again >= 0.5 and "l2" in p.work and p.work["l2"].seconds >= 0.02 * p.time_s:
-        factor["l2"] = (1.0 - again * m[FROM_L2] / (m[FROM_L2] + m[TO_L2]),) * 2
-        wait = 1.0 - _far_share(m) * again * (1.0 - NEAR_LATENCY)
-    scattered = m[SECTORS] > 1.5 * m[REQUESTS] * (mean_access_byte(m) or 4.0)  # a tile also brings these together
-    if hit >= 0.5 and m[WAVEFRONTS] > 0.0 and (scattered or not factor):
-        passes = count_passes(m)  # a table is read in no order in a tile too, without the lookup
-        least = m[WAVEFRONTS] - m[PASSES] if reads_table(m) else _least_passes(m)
-        factor["l1"] = (1.0 - max(passes - m[PASSES] - least, 0.0) / passes,) * 2
+        factor["l2"] = (1.0 - again * m["l2_read"] / (m["l2_read"] + m["l2_written"]),) * 2
+        wait = 1.0 - m.far_share * again * (1.0 - NEAR_LATENCY)
+    scattered = m["loaded_sectors"] > 1.5 * m["loads"] * (m.access_byte or 4.0)  # a tile also brings these together
+    if hit >= 0.5 and m["wavefronts"] > 0.0 and (scattered or not factor):
+        passes = m.passes  # a table is read in no order in a tile too, without the lookup
+        least = m["wavefronts"] - m["shared_passes"] if m.reads_table else m.least_passes
+        factor["l1"] = (1.0 - max(passes - m["shared_passes"] - least, 0.0) / passes,) * 2
     if not factor:
         return None
-    seen = (
-        f"{hit:.0%} of the sectors loaded are in the L1, L2 gives {m[FROM_L2] / max(m[READ], 1.0):.1f} times DRAM's"
-    )
+    times = m["l2_read"] / max(m["dram_read"], 1.0)
+    seen = f"{hit:.0%} of the sectors loaded are in the L1, L2 gives {times:.1f} times DRAM's"
     return CodeChange("caching", seen, factor, wait=wait, unsure="l2" in factor)
 
 
 def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Values that do not fit into registers go to local memory and back, four sectors an access of a warp."""
-    count = sum(p.metrics[name] for name in LOCAL) / 4.0
+    count = sum(p.counters[name] for name in LOCAL) / 4.0
     if count <= 0.0 or "l1" not in p.work:
         return None
-    share = min(count / count_passes(p.metrics), 1.0)
-    factor = {"l1": (1.0 - share,) * 2, "issue": (1.0 - min(count / p.metrics[INSTRUCTIONS], 1.0), 1.0)}
-    own = [32.0 * p.metrics.get(sectors, 0.0) for sectors in (SECTORS, STORED_SECTORS)]
-    for unit, names in (("dram", (READ, WRITTEN)), ("l2", (FROM_L2, TO_L2))):  # what global accesses do not explain
-        moved = [p.metrics.get(name, 0.0) for name in names]
-        if sum(moved) > 0.0:
+    share = min(count / p.counters.passes, 1.0)
+    factor = {"l1": (1.0 - share,) * 2, "issue": (1.0 - min(count / p.counters["instructions"], 1.0), 1.0)}
+    own = [32.0 * p.counters[sectors] for sectors in ("loaded_sectors", "stored_sectors")]
+    for unit, names in MOVED.items():
+        moved = [p.counters[name] for name in names]
+        if sum(moved) > 0.0:  # what global accesses do not explain
             factor[unit] = (sum(map(min, moved, own)) / sum(moved),) * 2
     return CodeChange("spills", f"{count:.3g} accesses of warps to local memory", factor, wait=1.0 - share)
 
@@ -405,10 +329,10 @@ def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     theirs, up to as much as the other units work.
     """
     shared = keep_first_rounds(results).get("atomic_shared")
-    many = p.metrics[REDUCED] > 0.01 * p.metrics.get(INSTRUCTIONS, 0.0)
+    many = p.counters["reduced_sectors"] > 0.01 * p.counters["instructions"]
     if not many or "atomics" not in p.work or shared is None or not shared.operation_s:
         return None
-    count = p.metrics[REDUCED]  # of threads, where all add to different places
+    count = p.counters["reduced_sectors"]  # of threads, where all add to different places
     added = {"l1": UnitWork(count * shared.operation_s, count * (shared.operation_above_idle_j or 0.0))}
     alone = CodeChange("atomics", f"{count:.3g} sectors of additions in the L2", {"atomics": (0.0, 0.0)}, added)
     return replace(alone, wait=min(combine_units_s(alone.apply(p.work)) / p.time_s, 1.0))
@@ -416,17 +340,29 @@ def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
 
 Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
 JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that judging it needs, and how
-    "coalescing": ((SECTORS, REQUESTS), _judge_coalescing),
-    "bank conflicts": ((PASSES, EXTRA_PASSES), _judge_conflicts),
-    "divergence": ((ACTIVE,), _judge_divergence),
-    "fp64": ((FP64,), _judge_fp64),
-    "conversions": ((CONVERSIONS,), _judge_conversions),
-    "occupancy": ((WARPS,), _judge_occupancy),
-    "parallelism": ((WARPS,), _judge_parallelism),
-    "access size": (tuple(SIZE_METRICS.values()), _judge_access_size),
-    "caching": ((FROM_L2, TO_L2, READ, HITS, SECTORS, REQUESTS, WAVEFRONTS, PASSES), _judge_caching),
-    "spills": ((*LOCAL, WAVEFRONTS, INSTRUCTIONS), _judge_spills),
-    "atomics": ((REDUCED,), _judge_atomics),
+    "coalescing": (("loaded_sectors", "loads"), _judge_coalescing),
+    "bank conflicts": (("shared_passes", "extra_passes"), _judge_conflicts),
+    "divergence": (("active_threads",), _judge_divergence),
+    "fp64": (("pipe_fp64",), _judge_fp64),
+    "conversions": (("conversions_of_threads",), _judge_conversions),
+    "occupancy": (("warps",), _judge_occupancy),
+    "parallelism": (("warps",), _judge_parallelism),
+    "access size": (tuple(ACCESSES.values()), _judge_access_size),
+    "caching": (
+        (
+            "l2_read",
+            "l2_written",
+            "dram_read",
+            "hit_sectors",
+            "loaded_sectors",
+            "loads",
+            "wavefronts",
+            "shared_passes",
+        ),
+        _judge_caching,
+    ),
+    "spills": ((*LOCAL, "wavefronts", "instructions"), _judge_spills),
+    "atomics": (("reduced_sectors",), _judge_atomics),
 }
 
 
@@ -437,12 +373,12 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
     input that it reads again, where little is handed on), and writes the last result; arithmetic stays.
     """
     factor: dict[str, tuple[float, float]] = {}
-    for unit, (reads, writes) in {"dram": (READ, WRITTEN), "l2": (FROM_L2, TO_L2)}.items():
-        moved = sum(p.metrics.get(reads, 0.0) + p.metrics.get(writes, 0.0) for p in profiles)
-        kept = profiles[0].metrics.get(reads, 0.0) + profiles[-1].metrics.get(writes, 0.0)
+    for unit, (reads, writes) in MOVED.items():
+        moved = sum(p.counters[reads] + p.counters[writes] for p in profiles)
+        kept = profiles[0].counters[reads] + profiles[-1].counters[writes]
         for last, p in pairwise(profiles):
-            read, handed = p.metrics.get(reads, 0.0), last.metrics.get(writes, 0.0)
-            kept += max(read - (handed if handed > 0.3 * read else last.metrics.get(reads, 0.0)), 0.0)
+            read, handed = p.counters[reads], last.counters[writes]
+            kept += max(read - (handed if handed > 0.3 * read else last.counters[reads]), 0.0)
         if moved > 0.0:
             factor[unit] = (kept / moved,) * 2
     if not factor:
@@ -453,7 +389,7 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
     parts = {unit: [p.work[unit] for p in profiles if unit in p.work] for unit in units}
     work = {u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws)) for u, ws in parts.items()}
     name, time_s = " + ".join(p.name for p in profiles), sum(p.time_s for p in profiles)
-    together = KernelProfile(name, time_s, work, {}, profiles[0].idle_power_w)
+    together = KernelProfile(name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w)
     seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
     return advise_change(together, [CodeChange("fusion", seen, factor)])
 
@@ -466,11 +402,11 @@ def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
     runs: list[list[KernelProfile]] = []
     for p in profiles:
         last = runs[-1][-1] if runs else None
-        moved = [last.metrics.get(name, 0.0) for name in (READ, WRITTEN)] if last is not None else []
+        moved = [last.counters[name] for name in ("dram_read", "dram_written")] if last is not None else []
         moved += [2.0 * byte for byte in moved[1:]]
-        read = p.metrics.get(READ, 0.0)
+        read = p.counters["dram_read"]
         fits = last is not None and last.name != p.name and any(0.7 * byte < read < 1.4 * byte for byte in moved)
-        if fits and last is not None and all(p.metrics.get(n, 0.0) == last.metrics.get(n, -1.0) for n in LAUNCHED):
+        if fits and last is not None and all(p.counters[n] == last.counters.get(n, -1.0) for n in ("grid", "block")):
             runs[-1].append(p)
         else:
             runs.append([p])
@@ -489,21 +425,21 @@ class TuningReport:
 
 def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
     """Read an Nsight Compute export and judge every kernel on the device of ``results``."""
-    names, metrics = read_ncu_metrics(path)
-    if TIME not in metrics:
-        raise bad_value(path.name, f"the metric {TIME}", "an export without it", "Collect it with ncu --metrics.")
-    idle_w = find_idle_power_w(results)
-    if not list_usable_units(results, metrics):
-        wanted = ", ".join(dict.fromkeys(name for _, names, _ in UNITS.values() for name in names))
-        raise BadInput(f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {TIME},{wanted}")
+    (names, metrics), called, time = read_ncu_metrics(path), unit_work.METRICS, unit_work.TIME
+    if time not in metrics:
+        raise bad_value(path.name, f"the metric {time}", "an export without it", "Collect it with ncu --metrics.")
+    idle_w = unit_work.find_idle_power_w(results)
+    if not unit_work.list_usable_units(results, {name for name, metric in called.items() if metric in metrics}):
+        counters = dict.fromkeys(name for _, names, _ in unit_work.UNITS.values() for name in names)
+        wanted = ", ".join(called[name] for name in counters)
+        raise BadInput(f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {time},{wanted}")
     profiles = []
     for i, name in enumerate(names):
         values = {metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])}
-        profiles.append(make_profile(name, values, results, idle_w))
-    missing = {name: tuple(m for m in needs if m not in metrics) for name, (needs, _) in JUDGES.items()}
-    return TuningReport(
-        tuple(profiles), *rank_advice(profiles, results), {name: lacks for name, lacks in missing.items() if lacks}
-    )
+        profiles.append(unit_work.make_profile(name, values, results, idle_w))
+    lacks = {name: tuple(called[n] for n in needs if called[n] not in metrics) for name, (needs, _) in JUDGES.items()}
+    missing = {name: lacked for name, lacked in lacks.items() if lacked}
+    return TuningReport(tuple(profiles), *rank_advice(profiles, results), missing)
 
 
 def rank_advice(
@@ -513,7 +449,7 @@ def rank_advice(
     single = [found for run in find_passes(profiles) if (found := judge_fusion(run)) is not None]
     pairs = []
     for p in profiles:
-        judged = (judge(p, results) for needs, judge in JUDGES.values() if all(m in p.metrics for m in needs))
+        judged = (judge(p, results) for needs, judge in JUDGES.values() if p.counters.has(*needs))
         changes = [change for change in judged if change is not None]
         single += [advise_change(p, [change]) for change in changes]
         pairs += [advise_change(p, both) for both in combinations(changes, 2)]

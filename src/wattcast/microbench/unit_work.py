@@ -19,7 +19,7 @@ caches are left alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,34 +37,22 @@ from wattcast.microbench.microbench_results import MicroRow, find_best_copy, fin
 from wattcast.microbench.unit_source import Benchmark
 
 TIME = "gpu__time_duration.sum"
+METRICS = {row["counter"]: row["metric"] for row in read_shipped_table("wattcast.microbench", "profile_counters.csv")}
 SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
 ARITHMETIC = ("fp32", "fp64", "int", "special", "half")
-WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"
-PASSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
-EXTRA_PASSES = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-INSTRUCTIONS = "smsp__inst_executed.sum"
-ACTIVE = "smsp__thread_inst_executed_per_inst_executed.ratio"
-READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-FROM_L2, TO_L2 = "l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"
-L2_ITSELF = ("lts__t_bytes.sum",)  # counts what goes from one half of the L2 to the other again
-PIPE = "sm__inst_executed_pipe_{}.sum"
-PIPES = tuple(map(PIPE.format, "alu fma fp64 xu lsu adu cbu uniform".split()))
-FP64, XU = PIPE.format("fp64"), PIPE.format("xu")
-REDUCED = "lts__t_sectors_op_red.sum"
-GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
-SECTORS, REQUESTS = (GLOBAL.format(what, "ld") for what in ("sectors", "requests"))
-STORED_SECTORS, STORES = (GLOBAL.format(what, "st") for what in ("sectors", "requests"))
-HITS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum"
+PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu adu cbu uniform".split())
+ACCESSES = {size: f"accesses_{size}" for size in (1, 2, 4, 8, 16)}  # by bytes of a thread
 TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
 SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
-LAUNCHED = ("launch__grid_size", "launch__block_size")
-# unit: the microbenchmark with its rate and energy, the metrics that count its operations, operations of one count.
+FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
+FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
+FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
+# unit: the microbenchmark with its rate and energy, the counters of its operations, operations of one count.
 # While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of the pairs.
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
-    row["unit"]: (row["benchmark"], tuple(row["metrics"].split()), float(row["operations"]))
+    row["unit"]: (row["benchmark"], tuple(row["counters"].split()), float(row["operations"]))
     for row in read_shipped_table("wattcast.microbench", "unit_counts.csv")
 }
-SIZE_METRICS = {size: f"sm__sass_inst_executed_op_memory_{8 * size}b.sum" for size in (1, 2, 4, 8, 16)}
 INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
 ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
 EXPONENT = 3.0  # of units that work at the same time
@@ -72,6 +60,100 @@ BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write
 COUNTED_S = 4e-4  # of a counted launch
 COUNTED_FRAMES = 8
 WRITE_S = 15.0  # ncu writes its table after the program has ended
+
+
+class KernelCounters(dict[str, float]):
+    """Hold what was counted of a kernel, by the names of ``profile_counters.csv``; what was not counted is zero."""
+
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float]) -> KernelCounters:
+        """Take the metrics of a profiler; ``stalled_x`` are the waits for x of an instruction."""
+        found = cls({name: metrics[metric] for name, metric in METRICS.items() if metric in metrics})
+        for metric in metrics:
+            if "issue_stalled_" in metric:
+                found[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[metric]
+        return found
+
+    def has(self, *names: str) -> bool:
+        """Tell whether all of these were counted."""
+        return all(name in self for name in names)
+
+    @property
+    def passes(self) -> float:
+        """Passes of the L1: those through its data, or the lookup of all sectors where that takes longer."""
+        sectors, shared = self["loaded_sectors"] + self["stored_sectors"], self["shared_passes"]
+        return max(self.get("wavefronts", shared), shared + sectors / SECTORS_A_PASS)
+
+    @property
+    def least_passes(self) -> float:
+        """Passes through the L1 that all accesses to global memory take at least, 128 bytes in each."""
+        return (self["loads"] + self["stores"]) * max((self.access_byte or 4.0) / 4.0, 1.0)
+
+    @property
+    def conflicts(self) -> float | None:
+        """Conflicts per access of shared memory."""
+        passes, extra = self["shared_passes"], self["extra_passes"]
+        return min(extra / (passes - extra), 31.0) if passes > extra > 0.0 else None
+
+    @property
+    def active(self) -> float | None:
+        """Threads of a warp that take part, without branches, which whole warps execute."""
+        branches, active = self["branches_of_threads"], self["active_threads"]
+        if self.has("thread_instructions", "instructions"):
+            threads, warps = self["thread_instructions"] - branches, self["instructions"] - branches / 32.0
+            active = threads / warps if warps > 0.0 and threads > 0.0 else active
+        return min(max(active, 1.0), 32.0) if active > 0.0 else None
+
+    @property
+    def access_byte(self) -> float | None:
+        """Mean bytes of a thread's access to memory."""
+        total = sum(self[counter] for counter in ACCESSES.values())
+        return sum(size * self[counter] for size, counter in ACCESSES.items()) / total if total > 0.0 else None
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether warps read scattered words of a small set again and again: no order brings these together."""
+        used_byte = 32.0 * self["loads"] * (self.access_byte or 4.0)
+        scattered = self["loaded_sectors"] > 1.5 * used_byte / 32.0
+        return scattered and used_byte > TABLE_REUSE * self.get("l2_read", np.inf)
+
+    @property
+    def stretch_byte(self) -> float | None:
+        """Bytes between neighbouring threads where each walks along a stretch of its own; None elsewhere.
+
+        Their sectors come from the L1 again while they walk, so that the warp's accesses reach as far as wide ones.
+        """
+        mean, sectors = self.access_byte, self["loaded_sectors"]
+        each = sectors / max(self["loads"], 1.0)
+        walks = self["hit_sectors"] >= 0.5 * sectors and not self.reads_table
+        return each if mean and each > 1.5 * mean and walks else None
+
+    @property
+    def far_share(self) -> float:
+        """Share of waiting that is for memory beyond the L1."""
+        waits = {name.removeprefix("stalled_"): each for name, each in self.items() if name.startswith("stalled_")}
+        total = sum(each for why, each in waits.items() if why not in NO_STALLS)
+        return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
+
+    @property
+    def constants(self) -> float:
+        """Instructions that no pipe counts: they put 8-byte constants together."""
+        if not self.has("instructions", *PIPES):
+            return 0.0
+        return max(self["instructions"] - sum(self[name] for name in PIPES), 0.0)
+
+    @property
+    def converted(self) -> float:
+        """Conversions, in instructions of warps, that the special unit executed."""
+        return min(self["conversions_of_threads"] / 32.0, self["pipe_xu"])
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether fp64 instructions are functions in software, which begin with one of the special unit."""
+        return 0.0 < self["pipe_fp64"] < FUNCTION_LENGTH * (self["pipe_xu"] - self.converted)
 
 
 @dataclass(frozen=True)
@@ -98,12 +180,12 @@ def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) ->
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """One kernel: its time, its work by unit, and every metric of its profile."""
+    """One kernel: its time, its work by unit, and the counters of its profile."""
 
     name: str
     time_s: float
     work: Mapping[str, UnitWork]
-    metrics: Mapping[str, float]
+    counters: KernelCounters
     idle_power_w: float
 
     @property
@@ -123,7 +205,7 @@ class KernelProfile:
 
 
 def list_usable_units(
-    results: Sequence[MicroRow], metrics: Mapping[str, object]
+    results: Sequence[MicroRow], counted: Container[str]
 ) -> dict[str, tuple[str, tuple[str, ...], float]]:
     """List units whose counts the profile has and whose rate was measured."""
     by_name, found = keep_first_rounds(results), {}
@@ -131,123 +213,73 @@ def list_usable_units(
         fault = find_fault(by_name[bench]) if bench in by_name else None
         if unit in INSTEAD and (bench not in by_name or (fault is not None and fault.kind == "wrong")):
             bench, each = INSTEAD[unit]
-        if unit == "l2" and not all(name in metrics for name in names):
-            names = L2_ITSELF
-        if unit == "l1" and WAVEFRONTS not in metrics:
-            names = (PASSES,)
+        if unit == "l2" and not all(name in counted for name in names):
+            names = ("l2_itself",)  # counts what goes from one half of the L2 to the other again
+        if unit == "l1" and "wavefronts" not in counted:
+            names = ("shared_passes",)
         rate = by_name.get(bench)
         measured = rate is not None and rate.operation_s and rate.operation_above_idle_j is not None
-        if measured and all(name in metrics for name in names):
+        if measured and all(name in counted for name in names):
             found[unit] = (bench, names, each)
     return found
 
 
 def make_profile(name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float) -> KernelProfile:
-    """Compute a kernel's work by unit."""
-    by_name, work = keep_first_rounds(results), {}
-    for unit, (bench, names, each) in list_usable_units(results, values).items():
+    """Compute a kernel's work by unit, from its metrics as the profiler names them."""
+    by_name, work, m = keep_first_rounds(results), {}, KernelCounters.from_metrics(values)
+    time_s = m["time"]
+    for unit, (bench, names, each) in list_usable_units(results, m).items():
         result = by_name[bench]
         if unit == "tensor":
-            seconds = values[TIME] * values[names[0]] / (SCHEDULERS * values[names[1]]) if values[names[1]] else 0.0
+            cycles = m["sm_cycles"]
+            seconds = time_s * m["tensor_cycles"] / (SCHEDULERS * cycles) if cycles else 0.0
             work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
             continue
-        amount = sum(values[metric] for metric in names)
-        if unit == "l1":
-            amount = count_passes(values)
-        if unit == "launch":
-            amount = values[names[0]] * values[names[1]] / 32.0
+        amount = sum(m[counter] for counter in names)
         slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
-        if unit in ELSEWHERE:
-            share = 0.0
+        if unit == "l1":
+            amount, extra = m.passes, m.conflicts
+            if extra is not None:
+                ratio = curve_ratio(results, "conflicts", extra, 0.0)
+                cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
+                share = 1.0 - cheaper * m["shared_passes"] / amount
+        elif unit in ELSEWHERE:
+            amount, share = m["grid"] * m["block"] / 32.0 if unit == "launch" else amount, 0.0
         elif unit == "dram":
-            slower = access_ratio(values, results)[0] * turn_around_ratio(values, by_name)
-        elif unit == "l1" and (extra := count_conflicts(values)) is not None:
-            ratio = curve_ratio(results, "conflicts", extra, 0.0)
-            cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
-            share = 1.0 - cheaper * values[PASSES] / amount
-        elif unit in ARITHMETIC and (active := count_active_threads(values)) is not None:
+            slower = access_ratio(m, results)[0] * turn_around_ratio(m, by_name)
+        elif unit in ARITHMETIC and (active := m.active) is not None:
             ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
             share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
-        elif unit == "l2" and READ in values and WRITTEN in values:
-            share = max(1.0 - (values[READ] + values[WRITTEN]) / amount, 0.0) if amount > 0.0 else 1.0
+        elif unit == "l2" and m.has("dram_read", "dram_written") and amount > 0.0:
+            share = max(1.0 - (m["dram_read"] + m["dram_written"]) / amount, 0.0)
         seconds = each * amount * slower * (result.operation_s or 0.0)
         work[unit] = UnitWork(seconds, each * amount * share * (result.operation_above_idle_j or 0.0))
     busiest = max((unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default="")
     rest_s = combine_units_s({unit: w for unit, w in work.items() if unit != busiest})
-    if combine_units_s(work) > values[TIME] > rest_s:  # it is faster here than its microbenchmark
-        fitted_s = (values[TIME] ** EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
+    if combine_units_s(work) > time_s > rest_s:  # it is faster here than its microbenchmark
+        fitted_s = (time_s**EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
         work[busiest] = UnitWork(fitted_s, work[busiest].joules)
-    return KernelProfile(name, values[TIME], work, values, idle_w)
+    return KernelProfile(name, time_s, work, m, idle_w)
 
 
-def count_passes(values: Mapping[str, float]) -> float:
-    """Return the passes of the L1: those through its data, or the lookup of all sectors where that takes longer."""
-    sectors = values.get(SECTORS, 0.0) + values.get(STORED_SECTORS, 0.0)
-    shared = values.get(PASSES, 0.0)
-    return max(values.get(WAVEFRONTS, shared), shared + sectors / SECTORS_A_PASS)
-
-
-def count_conflicts(values: Mapping[str, float]) -> float | None:
-    """Count the conflicts per access of shared memory."""
-    if PASSES not in values or EXTRA_PASSES not in values:
-        return None
-    passes, extra = values[PASSES], values[EXTRA_PASSES]
-    return min(extra / (passes - extra), 31.0) if passes > extra > 0.0 else None
-
-
-def count_active_threads(values: Mapping[str, float]) -> float | None:
-    """Count the threads of a warp that take part, without branches, which whole warps execute."""
-    all_names = ("smsp__thread_inst_executed.sum", INSTRUCTIONS)
-    control = values.get("sm__sass_thread_inst_executed_op_control_pred_on.sum", 0.0)
-    active = values.get(ACTIVE)
-    if all(name in values for name in all_names):
-        threads, warps = (values[name] for name in all_names)
-        if warps > control / 32.0 and threads > control:
-            active = (threads - control) / (warps - control / 32.0)
-    return min(max(active, 1.0), 32.0) if active and active > 0.0 else None
-
-
-def turn_around_ratio(values: Mapping[str, float], by_name: Mapping[str, MicroRow]) -> float:
+def turn_around_ratio(counters: KernelCounters, by_name: Mapping[str, MicroRow]) -> float:
     """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte read."""
     measured = [by_name.get("dram_read"), find_best_copy(by_name.values()), by_name.get("dram_write")]
     each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
-    total = values[READ] + values[WRITTEN]
+    total = counters["dram_read"] + counters["dram_written"]
     if len(each_s) < len(measured) or total <= 0.0:
         return 1.0
-    return max(float(np.interp(values[WRITTEN] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0)
+    return max(float(np.interp(counters["dram_written"] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0)
 
 
-def mean_access_byte(values: Mapping[str, float]) -> float | None:
-    """Return the mean bytes of a thread's access to memory."""
-    counts = {size: values.get(metric, 0.0) for size, metric in SIZE_METRICS.items()}
-    total = sum(counts.values())
-    return sum(size * n for size, n in counts.items()) / total if total > 0.0 else None
-
-
-def reads_table(values: Mapping[str, float]) -> bool:
-    """Return whether warps read scattered words of a small set again and again: no order brings these together."""
-    used_byte = 32.0 * values.get(REQUESTS, 0.0) * (mean_access_byte(values) or 4.0)
-    return values.get(SECTORS, 0.0) > 1.5 * used_byte / 32.0 and used_byte > TABLE_REUSE * values.get(FROM_L2, np.inf)
-
-
-def stretch_byte(values: Mapping[str, float]) -> float | None:
-    """Return the bytes between neighbouring threads where each walks along a stretch of its own; None elsewhere.
-
-    Their sectors come from the L1 again while they walk, so that the warp's accesses reach as far as wide ones.
-    """
-    mean, sectors = mean_access_byte(values), values.get(SECTORS, 0.0)
-    each = sectors / max(values.get(REQUESTS, 0.0), 1.0)
-    walks = values.get(HITS, 0.0) >= 0.5 * sectors and not reads_table(values)
-    return each if mean and each > 1.5 * mean and walks else None
-
-
-def access_ratio(values: Mapping[str, float], results: Sequence[MicroRow]) -> tuple[float, float]:
+def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> tuple[float, float]:
     """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes a thread."""
-    mean = mean_access_byte(values)
-    if mean is not None:
-        mean = min(max(mean, stretch_byte(values) or 0.0), 16.0)
-    found = curve_ratio(results, "access", 16.0, mean, by_byte=True) if mean is not None else None
-    return (max(found[0], 1.0), max(found[1], 1.0)) if found else (1.0, 1.0)
+    mean = counters.access_byte
+    if mean is None:
+        return 1.0, 1.0
+    at = min(max(mean, counters.stretch_byte or 0.0), 16.0)
+    time, energy = curve_ratio(results, "access", 16.0, at, by_byte=True) or (1.0, 1.0)
+    return max(time, 1.0), max(energy, 1.0)
 
 
 def curve_ratio(
