@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from wattcast.core.errors import BadInput, check_names
@@ -43,11 +44,18 @@ class OperandPools:
         check_names("data pattern", pattern, PATTERNS, "")
         if pattern == self.pattern:
             return
-        self._torch.manual_seed(1)
-        for pool in self._pools.values():
-            for start in range(0, len(pool), _CHUNK):
-                part = pool[start : start + _CHUNK]
-                part.copy_(self._draw(pattern, len(part)))
+        torch, wide = self._torch, {"dtype": self._torch.float32, "device": self.device}
+        torch.manual_seed(1)
+        draw: Callable[[int], Any] = {
+            "zeros": lambda count: torch.zeros(count, dtype=torch.bfloat16, device=self.device),
+            "ones": lambda count: torch.ones(count, dtype=torch.bfloat16, device=self.device),
+            "tiny": lambda count: torch.empty(count, **wide).uniform_(-1e-3, 1e-3),
+            "uniform": lambda count: torch.empty(count, **wide).uniform_(-1.0, 1.0),
+            "random": lambda count: torch.randn(count, **wide),
+            "relu": lambda count: torch.randn(count, **wide).clamp_(min=0.0),
+        }[pattern]
+        for part in (part for pool in self._pools.values() for part in pool.split(_CHUNK)):
+            part.copy_(draw(len(part)))
         self.pattern = pattern
 
     def reset(self) -> None:
@@ -65,28 +73,11 @@ class OperandPools:
         self._next[name] = -(-end // step) * step
         return pool[start : start + size].view(shape)
 
-    def _draw(self, pattern: str, count: int) -> Any:
-        torch = self._torch
-        if pattern == "zeros":
-            return torch.zeros(count, dtype=torch.bfloat16, device=self.device)
-        if pattern == "ones":
-            return torch.ones(count, dtype=torch.bfloat16, device=self.device)
-        if pattern in ("tiny", "uniform"):
-            side = 1e-3 if pattern == "tiny" else 1.0
-            return torch.empty(count, dtype=torch.float32, device=self.device).uniform_(-side, side)
-        values = torch.randn(count, dtype=torch.float32, device=self.device)
-        return values.clamp_(min=0.0) if pattern == "relu" else values
-
 
 def torch_dtype(torch: Any, name: str) -> Any:
     """Return PyTorch's number format of a Wattcast one."""
-    return {
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "fp32": torch.float32,
-        "tf32": torch.float32,
-        "fp8": torch.float8_e4m3fn,
-    }[name]
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp8": "float8_e4m3fn"}
+    return getattr(torch, names[name])
 
 
 DROPPED = 0.1  # share of weights or activations, as models train
@@ -148,255 +139,199 @@ _MOST_HEADS, _HEAD = 64, 128
 _TENSORS = 16  # of a list of parameters
 
 
-def _sum_columns(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Sum over rows, so that neighbours in memory belong to different results, as in the gradient of a bias."""
-    d = spec.detail
-    view = builder.operands.take(spec.operator["dtype"], d["cols"], d["rows"])
-    reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[spec.operator["function"]]
-    return lambda: reduce(0)
-
-
-def _append_cache(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Put new keys behind a cache, (batch, heads, length, dim); strided: the new ones are a slice of a projection."""
-    torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
-    rows, last = d["rows"], d["last"]
-    heads = next(h for h in range(min(_MOST_HEADS, rows), 0, -1) if rows % h == 0)
-    batch = rows // heads
-    past = (d["cols"] - last) // last
-    old = builder.operands.take(dtype, batch, heads, past, last)
-    if spec.layout == "strided":
-        whole = builder.operands.take(dtype, batch, 1, 3 * heads * last)[..., heads * last : 2 * heads * last]
-        new = whole.view(batch, 1, heads, last).transpose(1, 2)
-    else:
-        new = builder.operands.take(dtype, batch, heads, 1, last)
-    return lambda: torch.cat([old, new], dim=2)
-
-
-def _join_parts(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Join parts of like size; one part alone is what a cache begins with, keys as a projection leaves them."""
-    torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
-    rows, cols, last = d["rows"], d["cols"], d["last"]
-    if last < cols:
-        parts = [builder.operands.take(dtype, rows, size) for size in (cols - last, last)]
-        return lambda: torch.cat(parts, dim=1)
-    heads = next(h for h in range(min(_MOST_HEADS, rows), 0, -1) if rows % h == 0)
-    dim = min(cols & -cols, _HEAD)
-    new = builder.operands.take(dtype, rows // heads, cols // dim, heads, dim).transpose(1, 2)
-    nothing = new.new_empty(0)  # as a cache begins; with it PyTorch takes the kernel that joins, alone it would copy
-    return lambda: torch.cat([nothing, new], dim=2)
-
-
-def _scatter_gradient(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Compute the gradient of a table of embeddings that is as tall as the pick."""
-    torch, d = builder.torch, spec.detail
-    grad = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
-    index = torch.randint(0, d["rows"], (d["rows"],), device=grad.device)
-    back = torch.ops.aten.embedding_dense_backward
-    return lambda: back(grad, index, d["rows"], -1, False)
-
-
-def _batch_norm(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Run batch norm by running statistics, by the batch's own, or its gradient, by the library PyTorch chooses."""
-    torch, d, dtype = builder.torch, spec.detail, spec.operator["dtype"]
-    aten, function = torch.ops.aten, spec.operator["function"]
-    side, across = d["high"], d["wide"]
-    shape = d["pictures"], d["channels"], side, across
-    x = builder.image(dtype, *shape, spec.layout == "nhwc")
-    weight, bias = (builder.operands.take(dtype, d["channels"]) for _ in range(2))
-    mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
-    training = function != "batchnorm"
-    given = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
-    if function != "batchnorm_grad":
-        return lambda: aten._batch_norm_impl_index(*given)[0]
-    _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*given)
-    grad = builder.image(dtype, *shape, spec.layout == "nhwc")
-    back = aten._batch_norm_impl_index_backward
-    every = [True, True, True]
-    return lambda: back(
-        impl, x, grad, weight, mean, variance, kept_mean, kept_scale, True, 1e-5, every, reserve
-    )[0]  # fmt: skip
-
-
-def _pool_windows(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Take the largest of each window with its place, or compute the gradient."""
-    d, dtype = spec.detail, spec.operator["dtype"]
-    aten = builder.torch.ops.aten
-    x = builder.image(dtype, 1, d["planes"], d["side"], d["side"], False)
-    size, stride, padding = ([d[name]] * 2 for name in ("size", "stride", "padding"))
-    forward = aten.max_pool2d_with_indices
-    if spec.operator["function"] == "pool":
-        return lambda: forward(x, size, stride, padding)[0]
-    out, places = forward(x, size, stride, padding)
-    grad = builder.operands.take(dtype, *out.shape)
-    back = aten.max_pool2d_with_indices_backward
-    return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
-
-
-def _drop_elements(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Set random elements to zero and write the mask too, or compute the gradient through that mask."""
-    torch, d = builder.torch, spec.detail
-    x = builder.operands.take(spec.operator["dtype"], d["rows"], d["cols"])
-    aten = torch.ops.aten
-    if spec.operator["function"] == "dropout":
-        return lambda: aten.native_dropout(x, DROPPED, True)
-    mask = x > -1.28  # nine in ten of a normal distribution
-    return lambda: aten.native_dropout_backward(x, mask, 1.0 / (1.0 - DROPPED))
-
-
-def _step_adamw(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Run one fused AdamW step over a list of tensors, which are copies, since it writes to what it reads."""
-    torch, n = builder.torch, spec.operator["n"]
-    dtype = torch_dtype(torch, spec.operator["dtype"])
-    sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
-    drawn = [[builder.operands.take(spec.operator["dtype"], size).clone() for size in sizes] for _ in range(4)]
-    values, gradients, first, second = drawn
-    second = [moment.abs() for moment in second]
-    steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
-    lists: tuple[list[Any], ...] = (values, gradients, first, second, [], steps)
-    options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
-    step = torch.ops.aten._fused_adamw_
-    assert all(value.dtype is dtype for value in values)
-
-    def run() -> Any:
-        step(*lists, **options, amsgrad=False, maximize=False)
-        return values
-
-    return run
-
-
-Apply = Callable[..., Any]
-
-
 def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Build the call of an elementwise operator; ``detail["form"]`` chooses the shape of its operands."""
-    width = torch_dtype(builder.torch, spec.operator["dtype"]).itemsize
-    out = torch_dtype(builder.torch, spec.operator.get("out_dtype", spec.operator["dtype"])).itemsize
-    n, inputs = spec.operator["n"], _count_inputs(spec)
-    byte = spec.operator.get("read", inputs * n * width) + spec.operator.get("write", n * out)
+    """Build the call of an elementwise operator; ``detail["form"]`` names the method that lays its operands out."""
+    o, n = spec.operator, spec.operator["n"]
+    width, out = (torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize for name in ("dtype", "out_dtype"))
+    byte = o.get("read", _count_inputs(o["function"]) * n * width) + o.get("write", n * out)
     sets = builder.sets(spec, byte, spec.rotated == "all")
-    runs = [FORMS[spec.detail["form"]](builder, spec) for _ in range(sets)]
+    runs: list[Run] = [getattr(ElementwiseOperands(builder, spec), spec.detail["form"])() for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
 
 
-def _find_function(torch: Any, spec: OperatorSpec) -> Apply:
-    """Return PyTorch's function; most have our name, and gradients that of ATen's backward functions."""
-    functional, aten, name = torch.nn.functional, torch.ops.aten, spec.operator["function"]
-    out = torch_dtype(torch, spec.operator.get("out_dtype", spec.operator["dtype"]))
-    others: dict[str, Apply] = {
-        "scale": lambda x: x * 0.125,
-        "shift": lambda x: x + 0.5,
-        "pow": lambda x: x.pow(3),
-        "cube": lambda x: x**3,
-        "fill": lambda x: torch.full_like(x, 0.5),
-        "cast": lambda x: x.to(out),
-        "copy": lambda x: x.clone(memory_format=torch.contiguous_format),
-        "sum": lambda x: x.sum(-1),
-        "mean": lambda x: x.mean(-1),
-        "max": lambda x: x.amax(-1),
-        "masked_fill": lambda x, mask: x.masked_fill(mask, 0.0),
-        "where": lambda x, y, mask: torch.where(mask, x, y),
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "gelu_tanh_grad": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
-        "relu_grad": lambda g, y: aten.threshold_backward(g, y, 0),
-    }
-    if name in others:
-        return others[name]
-    found: Apply = (
-        getattr(aten, name.removesuffix("_grad") + "_backward")
-        if name.endswith("_grad")
-        else getattr(torch, name, None) or getattr(functional, name)
-    )
-    return found
+def _count_inputs(function: str) -> int:
+    return 2 if function in (*BINARY, *GRADIENTS) else 1
 
 
-def _count_inputs(spec: OperatorSpec) -> int:
-    return 2 if spec.operator["function"] in (*BINARY, *GRADIENTS) else 1
+class ElementwiseOperands:
+    """Lay out one set of operands of an elementwise operator; each form of them is a method that returns the call."""
 
+    def __init__(self, builder: CallBuilder, spec: OperatorSpec) -> None:
+        self.torch, self.aten, self.layout = builder.torch, builder.torch.ops.aten, spec.layout
+        self.operator, self.detail, self.function = spec.operator, spec.detail, spec.operator["function"]
+        self.rows, self.cols = spec.detail.get("rows", 0), spec.detail.get("cols", 0)
+        self.inputs, dtype = _count_inputs(self.function), spec.operator["dtype"]
+        self.take, self.image = partial(builder.operands.take, dtype), partial(builder.image, dtype)
 
-def _read_sizes(spec: OperatorSpec) -> tuple[str, int, int]:
-    return spec.operator["dtype"], spec.detail["rows"], spec.detail["cols"]
+    def find_function(self) -> Callable[..., Any]:
+        """Return PyTorch's function; most have our name, and gradients that of ATen's backward functions."""
+        torch, functional, aten, name = self.torch, self.torch.nn.functional, self.aten, self.function
+        others: dict[str, Callable[..., Any]] = {
+            "scale": lambda x: x * 0.125,
+            "shift": lambda x: x + 0.5,
+            "pow": lambda x: x.pow(3),
+            "cube": lambda x: x**3,
+            "fill": lambda x: torch.full_like(x, 0.5),
+            "cast": lambda x: x.to(self.find_cast()),
+            "copy": lambda x: x.clone(memory_format=torch.contiguous_format),
+            "sum": lambda x: x.sum(-1),
+            "mean": lambda x: x.mean(-1),
+            "max": lambda x: x.amax(-1),
+            "masked_fill": lambda x, mask: x.masked_fill(mask, 0.0),
+            "where": lambda x, y, mask: torch.where(mask, x, y),
+            "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+            "gelu_tanh_grad": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+            "relu_grad": lambda g, y: aten.threshold_backward(g, y, 0),
+        }
+        if name.endswith("_grad") and name not in others:
+            others[name] = getattr(aten, name.removesuffix("_grad") + "_backward")
+        return others.get(name) or getattr(torch, name, None) or getattr(functional, name)
 
+    def find_cast(self) -> Any:
+        """Return the number format of the result."""
+        return torch_dtype(self.torch, self.operator.get("out_dtype", self.operator["dtype"]))
 
-def _call_contiguous(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    dtype, rows, cols = _read_sizes(spec)
-    views = [builder.operands.take(dtype, rows, cols) for _ in range(_count_inputs(spec))]
-    apply = _find_function(builder.torch, spec)
-    return lambda: apply(*views)
+    def contiguous(self) -> Run:
+        views, apply = [self.take(self.rows, self.cols) for _ in range(self.inputs)], self.find_function()
+        return lambda: apply(*views)
 
+    reduce = contiguous
 
-def _call_strided(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Take operands that are column slices of tensors twice as wide, as q, k and v in one projection are."""
-    torch, (dtype, rows, cols) = builder.torch, _read_sizes(spec)
-    function = spec.operator["function"]
-    if function == "cat":
-        left = cols - spec.detail["last"] if "last" in spec.detail else max(cols // 2, 1)
-        parts = [builder.operands.take(dtype, rows, 2 * side)[:, :side] for side in (left, cols - left)]
-        return lambda: torch.cat(parts, dim=1)
-    views = [builder.operands.take(dtype, rows, 2 * cols)[:, cols:] for _ in range(_count_inputs(spec))]
-    apply = _find_function(torch, spec)
-    return lambda: apply(*views)
+    def strided(self) -> Run:
+        """Take operands that are column slices of tensors twice as wide, as q, k and v in one projection are."""
+        rows, cols = self.rows, self.cols
+        if self.function == "cat":
+            left = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
+            parts = [self.take(rows, 2 * side)[:, :side] for side in (left, cols - left)]
+            return lambda: self.torch.cat(parts, dim=1)
+        views, apply = [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)], self.find_function()
+        return lambda: apply(*views)
 
+    def broadcast(self) -> Run:
+        """Take one operand that is a row (a bias), rows that serve many each, or a column (a scale per row)."""
+        rows, cols, groups = self.rows, self.cols, self.detail.get("groups", 1)
+        whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
+        by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
+        by_column = (1, cols) if groups == 1 else (groups, 1, cols)
+        small = self.take(*(by_row if self.detail["over"] == "cols" else by_column))
+        apply, masked = self.find_function(), self.function in ("masked_fill", "where")
+        if self.inputs == 1 and not masked:  # a small tensor spread out
+            spread = small.expand(whole)
+            return lambda: apply(spread)
+        given = [self.take(*whole)]
+        if self.function == "where":
+            mask = small > 0
+            given += [self.take(*whole), mask]
+        else:
+            given.append(small > 0 if masked else small)
+        return lambda: apply(*given)
 
-def _call_broadcast(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Take one operand that is a row (a bias), several rows that each serve many, or a column (a scale per row)."""
-    dtype, rows, cols = _read_sizes(spec)
-    groups = spec.detail.get("groups", 1)
-    whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
-    by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
-    by_column = (1, cols) if groups == 1 else (groups, 1, cols)
-    shape = by_row if spec.detail["over"] == "cols" else by_column
-    small = builder.operands.take(dtype, *shape)
-    apply, function = _find_function(builder.torch, spec), spec.operator["function"]
-    if _count_inputs(spec) == 1 and function not in ("masked_fill", "where"):  # a small tensor spread out
-        spread = small.expand(whole)
-        return lambda: apply(spread)
-    full = builder.operands.take(dtype, *whole)
-    if function == "masked_fill":
-        mask = small > 0
-        return lambda: apply(full, mask)
-    if function == "where":
-        mask, other = small > 0, builder.operands.take(dtype, *whole)
-        return lambda: apply(full, other, mask)
-    return lambda: apply(full, small)
+    def transposed(self) -> Run:
+        """Walk over the first operand across its rows; runs of ``inner`` elements stay together."""
+        rows, cols, inner = self.rows, self.cols, self.detail["inner"]
+        first, apply = self.take(cols, rows // inner, inner).transpose(0, 1), self.find_function()
+        if self.function in BINARY:
+            second = self.take(rows // inner, cols, inner)
+            return lambda: apply(first, second)
+        if self.function == "cast":
+            contiguous, out = self.torch.contiguous_format, self.find_cast()
+            return lambda: first.to(out, memory_format=contiguous)
+        return lambda: apply(first)
 
+    def gather(self) -> Run:
+        """Pick rows by a random index from a table that is as tall as the pick."""
+        table = self.take(self.rows, self.cols)
+        index = self.torch.randint(0, self.rows, (self.rows,), device=table.device)
+        return lambda: self.torch.nn.functional.embedding(index, table)
 
-def _call_transposed(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Walk over the first operand across its rows; with ``inner`` > 1 runs of that many elements stay together."""
-    dtype, rows, cols = _read_sizes(spec)
-    inner = spec.detail["inner"]
-    first = builder.operands.take(dtype, cols, rows // inner, inner).transpose(0, 1)
-    apply = _find_function(builder.torch, spec)
-    if spec.operator["function"] in BINARY:
-        second = builder.operands.take(dtype, rows // inner, cols, inner)
-        return lambda: apply(first, second)
-    if spec.operator["function"] == "cast":
-        contiguous = builder.torch.contiguous_format
-        out = torch_dtype(builder.torch, spec.operator["out_dtype"])
-        return lambda: first.to(out, memory_format=contiguous)
-    return lambda: apply(first)
+    def columns(self) -> Run:
+        """Sum over rows, so that neighbours in memory belong to different results, as in the gradient of a bias."""
+        view = self.take(self.cols, self.rows)
+        reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[self.function]
+        return lambda: reduce(0)
 
+    def append(self) -> Run:
+        """Put new keys behind a cache (batch, heads, length, dim); strided ones are a slice of a projection."""
+        heads, last = self.count_heads(), self.detail["last"]
+        batch, width = self.rows // heads, heads * last
+        old = self.take(batch, heads, (self.cols - last) // last, last)
+        if self.layout == "strided":
+            whole = self.take(batch, 1, 3 * width)[..., width : 2 * width]
+            new = whole.view(batch, 1, heads, last).transpose(1, 2)
+        else:
+            new = self.take(batch, heads, 1, last)
+        return lambda: self.torch.cat([old, new], dim=2)
 
-def _gather_rows(builder: CallBuilder, spec: OperatorSpec) -> Run:
-    """Pick rows by a random index from a table that is as tall as the pick."""
-    torch, (dtype, rows, cols) = builder.torch, _read_sizes(spec)
-    table = builder.operands.take(dtype, rows, cols)
-    index = torch.randint(0, rows, (rows,), device=table.device)
-    return lambda: torch.nn.functional.embedding(index, table)
+    def join(self) -> Run:
+        """Join parts of like size; one part alone is what a cache begins with, keys as a projection leaves them."""
+        torch, rows, cols, last = self.torch, self.rows, self.cols, self.detail["last"]
+        if last < cols:
+            parts = [self.take(rows, size) for size in (cols - last, last)]
+            return lambda: torch.cat(parts, dim=1)
+        heads, dim = self.count_heads(), min(cols & -cols, _HEAD)
+        new = self.take(rows // heads, cols // dim, heads, dim).transpose(1, 2)
+        nothing = new.new_empty(
+            0
+        )  # as a cache begins; with it PyTorch takes the kernel that joins, alone it would copy
+        return lambda: torch.cat([nothing, new], dim=2)
 
+    def count_heads(self) -> int:
+        """Return the most heads, up to 64, that divide the rows."""
+        return next(h for h in range(min(_MOST_HEADS, self.rows), 0, -1) if self.rows % h == 0)
 
-FORMS: dict[str, Callable[[CallBuilder, OperatorSpec], Run]] = {
-    "contiguous": _call_contiguous,
-    "strided": _call_strided,
-    "broadcast": _call_broadcast,
-    "transposed": _call_transposed,
-    "reduce": _call_contiguous,
-    "gather": _gather_rows,
-    "columns": _sum_columns,
-    "append": _append_cache,
-    "join": _join_parts,
-    "scatter": _scatter_gradient,
-    "batchnorm": _batch_norm,
-    "pool": _pool_windows,
-    "dropout": _drop_elements,
-    "adamw": _step_adamw,
-}
+    def scatter(self) -> Run:
+        """Compute the gradient of a table of embeddings that is as tall as the pick."""
+        grad, rows = self.take(self.rows, self.cols), self.rows
+        index, back = self.torch.randint(0, rows, (rows,), device=grad.device), self.aten.embedding_dense_backward
+        return lambda: back(grad, index, rows, -1, False)
+
+    def batchnorm(self) -> Run:
+        """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch chooses."""
+        torch, d, aten = self.torch, self.detail, self.aten
+        shape = d["pictures"], d["channels"], d["high"], d["wide"], self.layout == "nhwc"
+        x = self.image(*shape)
+        weight, bias = (self.take(d["channels"]) for _ in range(2))
+        mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+        training = self.function != "batchnorm"
+        given = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
+        if self.function != "batchnorm_grad":
+            return lambda: aten._batch_norm_impl_index(*given)[0]
+        _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*given)
+        rest = weight, mean, variance, kept_mean, kept_scale, True, 1e-5, [True, True, True], reserve
+        grad, back = self.image(*shape), aten._batch_norm_impl_index_backward
+        return lambda: back(impl, x, grad, *rest)[0]
+
+    def pool(self) -> Run:
+        """Take the largest of each window with its place, or compute the gradient."""
+        d, forward = self.detail, self.aten.max_pool2d_with_indices
+        x = self.image(1, d["planes"], d["side"], d["side"], False)
+        size, stride, padding = ([d[name]] * 2 for name in ("size", "stride", "padding"))
+        if self.function == "pool":
+            return lambda: forward(x, size, stride, padding)[0]
+        out, places = forward(x, size, stride, padding)
+        grad, back = self.take(*out.shape), self.aten.max_pool2d_with_indices_backward
+        return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
+
+    def dropout(self) -> Run:
+        """Set random elements to zero and write the mask too, or compute the gradient through that mask."""
+        x, aten = self.take(self.rows, self.cols), self.aten
+        if self.function == "dropout":
+            return lambda: aten.native_dropout(x, DROPPED, True)
+        mask = x > -1.28  # nine in ten of a normal distribution
+        return lambda: aten.native_dropout_backward(x, mask, 1.0 / (1.0 - DROPPED))
+
+    def adamw(self) -> Run:
+        """Run one fused AdamW step over a list of tensors, which are copies, since it writes to what it reads."""
+        torch, n = self.torch, self.operator["n"]
+        sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
+        values, gradients, first, second = ([self.take(size).clone() for size in sizes] for _ in range(4))
+        second = [moment.abs() for moment in second]
+        steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
+        options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+        step = self.aten._fused_adamw_
+
+        def run() -> Any:
+            step(values, gradients, first, second, [], steps, **options, amsgrad=False, maximize=False)
+            return values
+
+        return run

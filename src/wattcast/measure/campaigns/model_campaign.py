@@ -105,11 +105,14 @@ class ModelRunSpec:
 @cache
 def read_model_plan() -> tuple[ModelRunSpec, ...]:
     """Read every planned row, the most valuable first."""
-    specs = []
-    for row in read_shipped_table("wattcast.measure.campaigns", "model_plan.csv"):
-        sizes = int(row["batch"]), int(row["seq"]) if row["seq"] else None
-        graph, tier = row["run"] == "graph", int(row["tier"])
-        specs.append(ModelRunSpec(row["model"], row["phase"], *sizes, row["attention"], graph, tier))
+    rows = read_shipped_table("wattcast.measure.campaigns", "model_plan.csv")
+    specs = [
+        ModelRunSpec(
+            *(row["model"], row["phase"], int(row["batch"]), int(row["seq"]) if row["seq"] else None),
+            *(row["attention"], row["run"] == "graph", int(row["tier"])),
+        )
+        for row in rows
+    ]
     return tuple(sorted(specs, key=lambda spec: spec.tier))
 
 
@@ -154,26 +157,40 @@ def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | N
     return BuiltModel(module, spec.model, spec.phase == "train", sum(p.numel() for p in module.parameters()))
 
 
-def fits_model(built: BuiltModel | None, spec: ModelRunSpec) -> bool:
-    """Return whether a module built for another row can run this one: same model, same mode."""
-    return built is not None and built.model == spec.model and built.training == (spec.phase == "train")
-
-
 def make_iteration(
     built: BuiltModel, spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None
 ) -> Callable[[], Any]:
-    """Return one iteration of the row as a function that can be called any number of times."""
-    dims = dims or find_dims(spec.model)
-    module = built.module
+    """Return one iteration of the row as a function that can be called any number of times.
+
+    A decoding step adds one token to a cache of ``seq``, which is as long as before after each step.
+    """
+    dims, module = dims or find_dims(spec.model), built.module
     if dims.architecture != "resnet":  # every layer reads this at each call
         module.config._attn_implementation = "sdpa" if spec.attention == "flash" else "eager"
+    given, dtype = _draw_inputs(spec, dims, torch, device), torch_dtype(torch, spec.dtype)
     if spec.phase == "train":
-        return _make_training_step(module, _draw_inputs(spec, dims, torch, device), torch, device)
-    given = _draw_inputs(spec, dims, torch, device)
+        captured = str(device).startswith("cuda")
+        optimiser = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured)
+
+        def train() -> Any:
+            optimiser.zero_grad(set_to_none=True)
+            loss = module(**given).loss
+            loss.backward()
+            optimiser.step()
+            return loss
+
+        return train
+    full: list[tuple[Any, Any]] = []
     if spec.phase == "decode":
-        return _make_decoding_step(module, given, spec, dims, torch, device)
+        given["past_key_values"] = cache = _import_transformers().DynamicCache(config=module.config)
+        shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
+        for layer in range(dims.layers):
+            cache.update(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)), layer)
+        full = [(layer.keys, layer.values) for layer in cache.layers]
 
     def forward() -> Any:
+        for place, (keys, values) in enumerate(full):
+            cache.layers[place].keys, cache.layers[place].values = keys, values
         with torch.no_grad():
             return module(**given)
 
@@ -188,47 +205,12 @@ def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -
     if spec.seq is None:
         raise bad_value(f"{spec.id}: seq", "a sequence length for a language model", None)
     length = 1 if spec.phase == "decode" else spec.seq
-    tokens = torch.randint(1, dims.vocab, (spec.batch, length), device=device)
+    given = {"input_ids": torch.randint(1, dims.vocab, (spec.batch, length), device=device)}
     if spec.phase == "train":
-        given = {"input_ids": tokens, "labels": tokens.clone()}
-        return given if dims.architecture == "bert" else {**given, "use_cache": False}
+        given["labels"] = given["input_ids"].clone()
     if dims.architecture == "bert":
-        return {"input_ids": tokens}
-    return {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
-
-
-def _make_training_step(module: Any, given: dict[str, Any], torch: Any, device: str) -> Callable[[], Any]:
-    captured = str(device).startswith("cuda")
-    optimiser = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured)
-
-    def step() -> Any:
-        optimiser.zero_grad(set_to_none=True)
-        loss = module(**given).loss
-        loss.backward()
-        optimiser.step()
-        return loss
-
-    return step
-
-
-def _make_decoding_step(
-    module: Any, given: dict[str, Any], spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str
-) -> Callable[[], Any]:
-    """Return a step of one token behind a cache of ``seq``, which is as long as before after each step."""
-    cache = _import_transformers().DynamicCache(config=module.config)
-    shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
-    dtype = torch_dtype(torch, spec.dtype)
-    for layer in range(dims.layers):
-        cache.update(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)), layer)
-    full = [(layer.keys, layer.values) for layer in cache.layers]
-
-    def step() -> Any:
-        for layer, (keys, values) in zip(cache.layers, full, strict=True):
-            layer.keys, layer.values = keys, values
-        with torch.no_grad():
-            return module(**given, past_key_values=cache)
-
-    return step
+        return given
+    return given | ({"use_cache": False} if spec.phase == "train" else {"use_cache": True, "logits_to_keep": 1})
 
 
 def _make_config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
@@ -328,34 +310,29 @@ class ModelDevice(TorchDevice):
 @contextlib.contextmanager
 def eager_settings(torch: Any) -> Iterator[None]:
     """Make Hugging Face choose what it does in an eager run on unpadded sequences, with scalars on the device."""
+    from unittest.mock import patch
+
     from transformers import masking_utils
     from transformers.utils import import_utils
 
-    changed = [
-        (import_utils, "is_cuda_stream_capturing", lambda: False),
-        (masking_utils, "find_packed_sequence_indices", lambda *_, **__: None),
-        (torch, "tensor", _scalar_on_device(torch, torch.tensor)),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed if hasattr(owner, name)]
-    for owner, name, value in changed:
-        if hasattr(owner, name):
-            setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+    tensor = torch.tensor
 
-
-def _scalar_on_device(torch: Any, tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``torch.tensor`` that fills scalars on their device, since no capture allows copying them there."""
-
-    def make(data: Any, *, device: Any = None, dtype: Any = None, **rest: Any) -> Any:
+    def fill_scalar(data: Any, *, device: Any = None, dtype: Any = None, **rest: Any) -> Any:
+        """Fill scalars on their device, since no capture allows copying them there."""
         if device is not None and isinstance(data, (bool, int, float)) and not rest:
             return torch.full((), data, device=device, dtype=dtype or tensor(data).dtype)
         return tensor(data, device=device, dtype=dtype, **rest)
 
-    return make
+    changed = [
+        (import_utils, "is_cuda_stream_capturing", lambda: False),
+        (masking_utils, "find_packed_sequence_indices", lambda *_, **__: None),
+        (torch, "tensor", fill_scalar),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in changed:
+            if hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, value))
+        yield
 
 
 LONGEST_NAME = 200
@@ -412,11 +389,15 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
             row = replace(row, graph=False)
     try:
         burst_s, once_s = _measure_burst(bench, load, once_s)
-        row = _measure_sustained(bench, load, once_s, replace(row, burst_latency_s=burst_s))
+        per_chunk = max(int(CHUNK_S / max(once_s, 1e-6)), 1)
+        held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
     finally:
         if isinstance(load, CapturedIteration):
             load.drop()
-    return replace(row, flags=(*flags, *row.flags), peak_memory_byte=device.peak_byte)
+    fields = held.describe(per_chunk)
+    fields |= {"flags": (*flags, *fields["flags"]), "energy_j": fields["power_w"] * fields["latency_s"]}
+    fields |= {"iterations": per_chunk * held.chunks, "peak_memory_byte": device.peak_byte}
+    return replace(row, **fields, burst_latency_s=burst_s)
 
 
 def _measure_burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
@@ -441,15 +422,6 @@ def _measure_burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float
     return (median_s if at_top and median_s * 2 <= LONGEST_BURST_S else None), median_s
 
 
-def _measure_sustained(bench: OperatorBench, load: Callable[[], Any], once_s: float, row: ModelRow) -> ModelRow:
-    device, per_chunk = bench.gpu, max(int(CHUNK_S / max(once_s, 1e-6)), 1)
-    held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
-    fields = held.describe(per_chunk)
-    return replace(
-        row, **fields, energy_j=fields["power_w"] * fields["latency_s"], iterations=per_chunk * held.chunks
-    )
-
-
 ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
 
 
@@ -462,11 +434,11 @@ class ModelCampaign(Campaign):
 
     def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
         """Return the module of a row, the one at hand where it serves, and one iteration of it."""
-        device, dims = self.bench.gpu, self.cut(find_dims(spec.model))
-        if self.built is None or not fits_model(self.built, spec):
+        device, dims, built = self.bench.gpu, self.cut(find_dims(spec.model)), self.built
+        if not (built and built.model == spec.model and built.training == (spec.phase == "train")):
             self.recover()
-            self.built = build_model(spec, device.torch, device.name, dims)
-        return self.built, make_iteration(self.built, spec, device.torch, device.name, dims)
+            built = self.built = build_model(spec, device.torch, device.name, dims)
+        return built, make_iteration(built, spec, device.torch, device.name, dims)
 
     def recover(self) -> None:
         """Forget the module and give its memory back."""
