@@ -31,21 +31,10 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
-from wattcast.manage.card_notes import (
-    FOLDER,
-    FORMAT,
-    CardNote,
-    CardSettings,
-    NoteFolder,
-    Range,
-    RefusedKnob,
-    SettableCard,
-    apply_settings,
-    find_earlier_settings,
-    restore_card,
-)
+from wattcast.manage import card_notes
+from wattcast.manage.card_notes import CardNote, CardSettings, NoteFolder, Range, RefusedKnob, SettableCard
 
-SOCKET = FOLDER / "socket"
+SOCKET = card_notes.FOLDER / "socket"
 BEAT_S = 2.0  # a client is heard at least this often
 SILENT_S = 4.0  # without a word from its client a card is given back, which leaves a second of the promised five
 PING_S, LOST_S = 0.5, 3.0  # between parent and child
@@ -148,15 +137,17 @@ class CardKeeper(threading.Thread):
     @property
     def status(self) -> CardStatus:
         """Return how the card stands, without asking the driver."""
-        note = self._note
-        changed = note is not None and bool(note.changed)
-        now = note.now if note is not None and changed else CardSettings()
-        before = note.before if note is not None and changed else None
+        note = self._note if self._note is not None and self._note.changed else None
+        now, before = (note.now, note.before) if note is not None else (CardSettings(), None)
         return CardStatus(self.uuid, self.card_name, self._who, now, before, self._trouble)
 
     def run(self) -> None:
         while True:
-            self._check_grip()
+            now_s = time.monotonic()
+            if self._client and now_s - self._heard_s > SILENT_S:
+                self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
+            elif self._trouble and now_s >= self._retry_s:
+                self._give_back(self._trouble)
             try:
                 job = self._jobs.get(timeout=0.2)
             except Empty:
@@ -176,13 +167,6 @@ class CardKeeper(threading.Thread):
             if job.client == self._client:
                 self._heard_s = time.monotonic()
             job.done.put(reply)
-
-    def _check_grip(self) -> None:
-        now_s = time.monotonic()
-        if self._client and now_s - self._heard_s > SILENT_S:
-            self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
-        elif self._trouble and now_s >= self._retry_s:
-            self._give_back(self._trouble)
 
     def _carry_out(self, job: _CardJob) -> DaemonReply:
         op = job.request.op
@@ -212,11 +196,13 @@ class CardKeeper(threading.Thread):
     def _set_knobs(self, wanted: DaemonRequest) -> None:
         scope, card = self._scope, self._reach_card()
         if self._note is None:
-            before = find_earlier_settings(card, scope.locked_hz, self._wait)
+            before = card_notes.find_earlier_settings(card, scope.locked_hz, self._wait)
             if before.core_hz is not None:
                 self._say(f"{self.card_name} was at {before.describe()} before; it will get that back")
             since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            self._note = CardNote(FORMAT, self.uuid, self.card_name, self._who, since, before, CardSettings())
+            self._note = CardNote(
+                card_notes.FORMAT, self.uuid, self.card_name, self._who, since, before, CardSettings()
+            )
         before = self._note.before
         highest = (
             scope.core_hz if before.core_hz is None else (scope.core_hz[0], min(scope.core_hz[1], before.core_hz[1]))
@@ -233,7 +219,7 @@ class CardKeeper(threading.Thread):
             self._notes.save(note)
             self._note = note
 
-        apply_settings(card, self._note, CardSettings(core, memory, wanted.limit_w), save)
+        card_notes.apply_settings(card, self._note, CardSettings(core, memory, wanted.limit_w), save)
 
     def _give_back(self, why: str) -> DaemonReply:
         """Let go of the card: it gets back what it had, now or at a later attempt."""
@@ -241,7 +227,7 @@ class CardKeeper(threading.Thread):
         self._client, self._who = 0, ""
         if note is not None:
             try:
-                restore_card(self._reach_card(), note)
+                card_notes.restore_card(self._reach_card(), note)
                 self._notes.remove(self.uuid)
             except (WattcastError, OSError) as error:
                 self._card = None
@@ -377,12 +363,11 @@ def run_supervised(
         theirs.close()
         code, answered = _watch_child(child, ours, ending, lifeline)
         ours.close()
-        if ending:
-            return code if code >= 0 else ExitCode.REFUSED
-        failures = 0 if answered else failures + 1
-        if code == ExitCode.REFUSED and failures:  # not even started: another daemon has the card
-            return code
-        say(f"the serving process ended ({code}); starting another one")
+        if not ending:
+            failures = 0 if answered else failures + 1
+            if code == ExitCode.REFUSED and failures:  # not even started: another daemon has the card
+                return code
+            say(f"the serving process ended ({code}); starting another one")
         end_s = time.monotonic() + min(0.2 * 2**failures, 10.0) * (failures > 0)
         while time.monotonic() < end_s and not ending:
             _notify_systemd(b"WATCHDOG=1")

@@ -36,17 +36,9 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, Refused, bad_value
 from wattcast.core.whole_files import write_whole
+from wattcast.manage import plants
 from wattcast.manage.card_notes import RefusedKnob
-from wattcast.manage.plants import (
-    SM_GRAIN,
-    Knob,
-    KnobRole,
-    Lattice,
-    Observation,
-    Settings,
-    build_card_lattice,
-    list_sm_counts,
-)
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
@@ -89,13 +81,13 @@ class SmCountFile:
     total: int
 
     def __post_init__(self) -> None:
-        if self.total < 2 * SM_GRAIN:
-            raise bad_value("--sms", f"{2 * SM_GRAIN} SMs or more", self.total)
+        if self.total < 2 * plants.SM_GRAIN:
+            raise bad_value("--sms", f"{2 * plants.SM_GRAIN} SMs or more", self.total)
 
     @property
     def levels(self) -> tuple[float, ...]:
         """Return the counts that can be asked for."""
-        return list_sm_counts(self.total)
+        return plants.list_sm_counts(self.total)
 
     def set(self, count: float) -> None:
         """Ask for this many; a reader sees the old number or the new one."""
@@ -461,7 +453,7 @@ def run_controlled_program(
     ``Refused`` when the card did not get back what it had.
     """
     units, limits_w = task.units, card.limits_w() if task.power_limit else None
-    lattice = build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
+    lattice = plants.build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
     with ExitStack() as stack:
         signals = stack.enter_context(_PassedSignals())
         if units is not None:

@@ -17,7 +17,7 @@ from wattcast.manage import sensitivity_model
 from wattcast.manage.hd7970 import STRESS_APPLICATIONS, read_paper_residency
 from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, compute_residency
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
-from wattcast.manage.policy_comparison import PolicyComparison, PolicyOutcome
+from wattcast.manage.policy_comparison import PolicyComparison, geometric_mean_gain
 from wattcast.manage.search_problem import Objective
 from wattcast.report.figure_style import FigureMaker, add_caption, new_axes
 
@@ -39,7 +39,7 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
 }
 COMPARED = (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
 LEGEND_RIGHT: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
 
 
 def _draw_grouped_bars(axes: Axes, names: Sequence[str], series: Mapping[PolicyName, Sequence[float]]) -> None:
@@ -83,7 +83,8 @@ def draw_gains(
     if set(without) & set(applications):
         means["geo. mean 2"] = without
     values = {
-        policy: [o.shares[field] for o in rows] + [_mean_ratio(rows, field, left_out) for left_out in means.values()]
+        policy: [o.shares[field] for o in rows]
+        + [geometric_mean_gain(rows, left_out, field) for left_out in means.values()]
         for policy, rows in outcomes.items()
     }
     names = [*applications, *means]
@@ -105,7 +106,11 @@ def draw_residency(
     The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
     """
     figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
-    shares = compute_residency(tables, played if kernel is None else _select_kernel(tables, played, kernel))
+    if kernel is not None:
+        here = np.array([tables.kernels[p] == kernel for p in played.phase])
+        columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
+        played = PlayedRun(played.application, *columns)
+    shares = compute_residency(tables, played)
     drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
     names = [f"{role}\n{whose}" for role in shares for whose in drawn]
     for i, (role, found) in enumerate((role, by_role[role]) for role in shares for by_role in drawn.values()):
@@ -199,16 +204,3 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
         "figure_15_residency_kernel": lambda: draw_residency(tables, graph, "Graph500.BottomStepUp"),
         "figure_16_residency": lambda: draw_residency(tables, graph, paper=read_paper_residency()),
     }
-
-
-def _mean_ratio(rows: Sequence[PolicyOutcome], field: str, without: Sequence[str]) -> float:
-    """Return the geometric mean of the ratio behind a gain, a saving or a slowdown."""
-    sign = 1.0 if "slowdown" in field or "over_oracle" in field else -1.0
-    ratios = [1.0 + sign * o.shares[field] for o in rows if o.application not in without]
-    return sign * (float(np.exp(np.mean(np.log(ratios)))) - 1.0)
-
-
-def _select_kernel(tables: PlantTables, played: PlayedRun, kernel: str) -> PlayedRun:
-    here = np.array([tables.kernels[p] == kernel for p in played.phase])
-    columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
-    return PlayedRun(played.application, *columns)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, bad_value, unknown_name
+from wattcast.core.measured_rows import read_shipped_table
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
 SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
@@ -45,6 +46,15 @@ class KnobRole(StrEnum):
     def is_compute(self) -> bool:
         """Tell compute knobs from the memory clock."""
         return self is not KnobRole.MEMORY_CLOCK
+
+
+# How a knob is written, and what is expected of it before anything was measured (run_memory.py, search_problem.py).
+KNOB_FACTS = {KnobRole(row["role"]): row for row in read_shipped_table("wattcast.manage", "data", "knobs.csv")}
+
+
+def read_knob_facts(name: str) -> dict[KnobRole, float]:
+    """Return one column of numbers of ``data/knobs.csv``."""
+    return {role: float(fact[name]) for role, fact in KNOB_FACTS.items()}
 
 
 @dataclass(frozen=True)
@@ -156,17 +166,9 @@ class Lattice:
 
     def describe(self, settings: Settings) -> str:
         """Write a setting for people: ``32 units, 1 GHz core, 1.375 GHz memory``."""
-        words = {
-            KnobRole.COMPUTE_UNITS: ("", " units"),
-            KnobRole.CORE_CLOCK: ("Hz", " core"),
-            KnobRole.MEMORY_CLOCK: ("Hz", " memory"),
-            KnobRole.POWER_LIMIT: ("W", " limit"),
-        }
-        said = []
-        for knob, value in zip(self.knobs, self.level_values(settings), strict=True):
-            unit, word = words[knob.role]
-            said.append(units.show(value, unit) + word)
-        return ", ".join(said)
+        values = zip(self.knobs, self.level_values(settings), strict=True)
+        facts = [(value, KNOB_FACTS[knob.role]) for knob, value in values]
+        return ", ".join(f"{units.show(value, fact['unit'])} {fact['word']}" for value, fact in facts)
 
 
 def list_sm_counts(total: int) -> tuple[float, ...]:

@@ -18,18 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
-from wattcast.manage.plants import (
-    KnobRole,
-    Lattice,
-    MeasurementNoise,
-    Observation,
-    PlantTables,
-    PlayedRun,
-    Settings,
-    move_knob,
-    play_application,
-    run_at_settings,
-)
+from wattcast.manage import plants
+from wattcast.manage.plants import KnobRole, Lattice, MeasurementNoise, Observation, PlantTables, PlayedRun, Settings
 from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective, SearchProblem, SearchView
 from wattcast.manage.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
@@ -153,7 +143,7 @@ class Harmonia:
         before = runs.held.get(settings)
         if before is not None and abs(before[which] - level) <= 1:
             return before
-        return move_knob(settings, which, level)
+        return plants.move_knob(settings, which, level)
 
     def _detect_phase(
         self, state: ControllerState, memory: PhaseMemory, observation: Observation
@@ -348,13 +338,13 @@ def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup:
         if application not in setup.forecast:
             return None
         chosen[:] = tables.lattice.flat_index(setup.forecast[application])
-    return PolicyRun(policy, run_at_settings(tables, application, chosen[tables.order(application)]), chosen)
+    return PolicyRun(policy, plants.run_at_settings(tables, application, chosen[tables.order(application)]), chosen)
 
 
 def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -> PolicyRun | None:
     """Run at the highest settings, then idle until the objective's deadline; None where idle power is not known."""
     top = np.full(len(tables.kernels), tables.lattice.flat_index(tables.lattice.top), dtype=np.int64)
-    played = run_at_settings(tables, application, top[tables.order(application)])
+    played = plants.run_at_settings(tables, application, top[tables.order(application)])
     deadline_s = 0.0
     if objective.latency_s is not None:
         deadline_s = objective.latency_s * len(played.chosen)
@@ -390,7 +380,7 @@ def _run_controller(
     if policy is PolicyName.GUIDED:
         hint = setup.forecast[application]
         controller = replace(controller, hint={tables.kernels[p]: hint for p in tables.order(application)})
-    played, state = play_application(tables, application, controller, setup.noise, setup.seed)
+    played, state = plants.play_application(tables, application, controller, setup.noise, setup.seed)
     # The settings kept at the end: those a kernel with one phase settled on, else those of the phase's last run.
     converged = np.full(len(tables.kernels), tables.lattice.flat_index(tables.default), dtype=np.int64)
     converged[played.phase] = played.chosen  # later runs overwrite earlier ones

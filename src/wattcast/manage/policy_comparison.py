@@ -124,12 +124,13 @@ def _judge_run(
 def geometric_mean_gain(
     outcomes: Sequence[PolicyOutcome], without: Sequence[str] = (), share: str = "ed2_gain_over_default_with_probing"
 ) -> float:
-    """Return the paper's mean gain: geometric over applications, of the ratios of whole runs.
+    """Return the paper's mean: geometric over applications, of the ratios behind a gain, a saving or a slowdown.
 
     ``without`` leaves applications out, as the second mean of the paper's figures leaves out the stress benchmarks.
     """
-    ratios = [1 - o.shares[share] for o in outcomes if o.application not in without]
-    return 1.0 - float(np.exp(np.mean(np.log(ratios))))
+    sign = 1.0 if "slowdown" in share or "over_oracle" in share else -1.0
+    ratios = [1.0 + sign * o.shares[share] for o in outcomes if o.application not in without]
+    return sign * (float(np.exp(np.mean(np.log(ratios)))) - 1.0)
 
 
 def count_worse_runs(
@@ -162,6 +163,19 @@ def comparison_json(
         at = None if o.settings is None else _settings_json(plant_of[o.application], o.settings)
         shares = {name: _round_off(value) for name, value in o.shares.items()}
         applications.setdefault(o.application, {})[str(o.policy)] = {**shares, "settings": at}
+    mean = {}
+    for policy in PolicyName:
+        if not (rows := comparison.for_policy(policy)):
+            continue
+        worst = {
+            "worst_ed2_gain_over_default": min(o.shares["ed2_gain_over_default"] for o in rows),
+            "worst_slowdown": max(o.shares["slowdown"] for o in rows),
+            "ed2_gain_geometric_mean_with_probing": geometric_mean_gain(rows),
+        }
+        if without:
+            worst["ed2_gain_geometric_mean_2_with_probing"] = geometric_mean_gain(rows, without)
+        means, worst = ({k: _round_off(v) for k, v in each.items()} for each in (comparison.mean(policy), worst))
+        mean[str(policy)] = {**means, "applications": len(rows), **worst}
     objective = comparison.objective
     bounds = {"slowdown": objective.slowdown, "latency_s": objective.latency_s, "cap_w": objective.cap_w}
     return {
@@ -180,25 +194,13 @@ def comparison_json(
             for tables in plants
         ],
         "applications": [{"name": name, "policies": policies} for name, policies in applications.items()],
-        "mean": {str(p): _mean_json(comparison, p, without) for p in PolicyName if comparison.for_policy(p)},
+        "mean": mean,
         "notes": list(notes),
     }
 
 
 def _settings_json(tables: PlantTables, settings: Settings) -> dict[str, float]:
     return {str(k.role): v for k, v in zip(tables.lattice.knobs, tables.lattice.level_values(settings), strict=True)}
-
-
-def _mean_json(comparison: PolicyComparison, policy: PolicyName, without: Sequence[str]) -> dict[str, Any]:
-    rows = comparison.for_policy(policy)
-    means: dict[str, Any] = {name: _round_off(value) for name, value in comparison.mean(policy).items()}
-    means["applications"] = len(rows)
-    means["worst_ed2_gain_over_default"] = _round_off(min(o.shares["ed2_gain_over_default"] for o in rows))
-    means["worst_slowdown"] = _round_off(max(o.shares["slowdown"] for o in rows))
-    means["ed2_gain_geometric_mean_with_probing"] = _round_off(geometric_mean_gain(rows))
-    if without:
-        means["ed2_gain_geometric_mean_2_with_probing"] = _round_off(geometric_mean_gain(rows, without))
-    return means
 
 
 def _round_off(value: float) -> float:
@@ -414,11 +416,22 @@ def _parse_blocks(text: str, where: str) -> dict[str, Rows]:
             continue
         if not name:
             raise bad_value(f"{where}: line {number}", "an application's name before its rows", line)
-        clocks, row = _parse_block_row(line, f"{where}: line {number}")
+        place, wanted = f"{where}: line {number}", "memory MHz, core MHz, time ms, power W and, if known, energy mJ"
+        try:
+            memory, core, time_ms, power_w, *energy_mj = numbers = [float(part) for part in line.split(",")]
+        except ValueError:
+            raise bad_value(place, wanted, line) from None
+        if len(energy_mj) > 1:
+            raise bad_value(place, wanted, line)
+        if not all(0 < n < math.inf for n in numbers):
+            raise bad_value(place, "finite numbers above zero", line)
+        if energy_mj and abs(energy_mj[0] / (time_ms * power_w) - 1.0) > ENERGY_TOLERANCE:
+            raise bad_value(place, "energy equal to power times time", line)
+        clocks = memory * 1e6, core * 1e6
         if clocks in blocks[name]:
             name = _unused_name(name.split("#")[0], blocks)
             blocks[name] = {}
-        blocks[name][clocks] = row
+        blocks[name][clocks] = ReplayRow(time_ms * 1e-3, power_w)
     empty = [name for name, rows in blocks.items() if not rows]
     if empty:
         raise bad_value(f"{where}: {empty[0]}", "rows below the name", "none")
@@ -431,21 +444,6 @@ def _unused_name(name: str, taken: Container[str]) -> str:
     while (full := name if count == 1 else f"{name}#{count}") in taken:
         count += 1
     return full
-
-
-def _parse_block_row(line: str, where: str) -> tuple[tuple[float, float], ReplayRow]:
-    wanted = "memory MHz, core MHz, time ms, power W and, if known, energy mJ"
-    try:
-        memory, core, time_ms, power_w, *energy_mj = numbers = [float(part) for part in line.split(",")]
-    except ValueError:
-        raise bad_value(where, wanted, line) from None
-    if len(energy_mj) > 1:
-        raise bad_value(where, wanted, line)
-    if not all(0 < n < math.inf for n in numbers):
-        raise bad_value(where, "finite numbers above zero", line)
-    if energy_mj and abs(energy_mj[0] / (time_ms * power_w) - 1.0) > ENERGY_TOLERANCE:
-        raise bad_value(where, "energy equal to power times time", line)
-    return (memory * 1e6, core * 1e6), ReplayRow(time_ms * 1e-3, power_w)
 
 
 def _parse_runs(text: str, where: str) -> dict[str, Rows]:

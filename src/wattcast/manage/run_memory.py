@@ -15,7 +15,7 @@ from operator import add, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from wattcast.manage.plants import KnobRole, Lattice, Observation, Settings
+from wattcast.manage.plants import KnobRole, Lattice, Observation, Settings, read_knob_facts
 
 LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -185,18 +185,7 @@ class SensitivityBeliefs(NamedTuple):
 # Exponents of board power over a knob before anything was measured: the steepest rise to expect going up, and the
 # flattest fall to count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
 # A power limit is power where it binds and nothing where it does not.
-POWER_EXPONENT_UP = {
-    KnobRole.COMPUTE_UNITS: 0.8,
-    KnobRole.CORE_CLOCK: 1.4,
-    KnobRole.MEMORY_CLOCK: 0.5,
-    KnobRole.POWER_LIMIT: 1.0,
-}
-POWER_EXPONENT_DOWN = {
-    KnobRole.COMPUTE_UNITS: 0.15,
-    KnobRole.CORE_CLOCK: 0.4,
-    KnobRole.MEMORY_CLOCK: 0.08,
-    KnobRole.POWER_LIMIT: 0.0,
-}
+POWER_EXPONENT_UP, POWER_EXPONENT_DOWN = read_knob_facts("power_up"), read_knob_facts("power_down")
 STEEPER_RISE, LEAST_EXPONENT = 1.1, 0.02  # the next rise may be this much steeper than the steepest seen
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs

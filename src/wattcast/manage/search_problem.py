@@ -17,7 +17,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob
+from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
 from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs, build_cap_tables
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity
 
@@ -110,20 +110,11 @@ class Objective:
 
 # Coarse step: level of each knob by bin (low, medium, high), as a share of its highest level. The paper calls
 # its own values "empirically fixed" and does not print them.
-COARSE_SHARES = {
-    KnobRole.COMPUTE_UNITS: (0.625, 0.875, 1.0),
-    KnobRole.CORE_CLOCK: (1.0, 1.0, 1.0),
-    KnobRole.MEMORY_CLOCK: (0.6, 0.85, 1.0),
-    KnobRole.POWER_LIMIT: (1.0, 1.0, 1.0),
-}
+_BY_BIN = [read_knob_facts(f"coarse_{level}") for level in ("low", "medium", "high")]
+COARSE_SHARES = {role: (_BY_BIN[0][role], _BY_BIN[1][role], _BY_BIN[2][role]) for role in KnobRole}
 COARSE_SHARES_CLOCK_ALONE = (0.85, 0.95, 1.0)  # of the core clock on a card without a unit knob
 # Largest log change of board power per log change of a knob to expect: V² f on the switched share of board power.
-POWER_ELASTICITY = {
-    KnobRole.COMPUTE_UNITS: 0.5,
-    KnobRole.CORE_CLOCK: 1.3,
-    KnobRole.MEMORY_CLOCK: 0.3,
-    KnobRole.POWER_LIMIT: 1.0,
-}
+POWER_ELASTICITY = read_knob_facts("elasticity")
 IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
 StepLevels = tuple[tuple[int, ...], ...]  # [knob][level] -> levels of a step from there
 
@@ -210,10 +201,9 @@ class SearchProblem:
             for k in lattice.knobs
         )
         # A fine step changes a knob by about probe_change; the smallest one by what can be told apart.
-        self.stride_down = self._list_step_levels(0.75 * tuning.probe_change, down=True)
-        self.stride_up = self._list_step_levels(0.75 * tuning.probe_change, down=False)
-        self.finest_down = self._list_step_levels(tuning.resolution, down=True)
-        self.finest_up = self._list_step_levels(tuning.resolution, down=False)
+        change, least = 0.75 * tuning.probe_change, tuning.resolution
+        self.stride_down, self.stride_up = (self._list_step_levels(change, down) for down in (True, False))
+        self.finest_down, self.finest_up = (self._list_step_levels(least, down) for down in (True, False))
         self._sensing: dict[Settings, tuple[Settings, float] | None] = {}
 
     def _list_step_levels(self, change: float, down: bool) -> StepLevels:

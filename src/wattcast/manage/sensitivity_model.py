@@ -255,7 +255,12 @@ def fit_sensitivity(
         models[which] = _least_squares(counters, target, names, np.ones(len(target), dtype=bool))
         predicted = models[which].predict_columns(counters)
         error[which] = float(np.mean(np.abs(predicted - target)))
-        left_out[which] = _left_out_error(counters, target, names, np.asarray(groups))
+        errors = []  # on each group, by a model fitted to the others
+        for group in dict.fromkeys(groups):
+            here = np.array([each == group for each in groups])
+            without = _least_squares(counters, target, names, ~here)
+            errors.append(np.abs(without.predict_columns(counters) - target)[here])
+        left_out[which] = float(np.mean(np.concatenate(errors)))
         spread = predicted.std() * target.std()
         correlation[which] = float(np.corrcoef(predicted, target)[0, 1]) if spread > 0 else 0.0
     model = SensitivityModel(FORMAT, name, source, models["compute"], models["bandwidth"])
@@ -281,14 +286,3 @@ def _least_squares(
     columns = np.column_stack([np.ones(int(rows.sum())), *(counters[name][rows] for name in names)])
     solution = np.linalg.lstsq(columns, target[rows], rcond=None)[0]
     return LinearModel(float(solution[0]), dict(zip(names, map(float, solution[1:]), strict=True)))
-
-
-def _left_out_error(
-    counters: Mapping[str, Array], target: Array, names: Sequence[str], groups: npt.NDArray[np.str_]
-) -> float:
-    """Return the mean absolute error on each group by a model fitted to the others."""
-    errors = []
-    for group in dict.fromkeys(groups.tolist()):
-        model = _least_squares(counters, target, names, groups != group)
-        errors.append(np.abs(model.predict_columns(counters) - target)[groups == group])
-    return float(np.mean(np.concatenate(errors)))

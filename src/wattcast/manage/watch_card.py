@@ -127,10 +127,14 @@ def watch_card(
         while count == 0 or len(readings) <= count:
             sleep(period_s)
             readings.append(card.read())
-            say(_describe_reading(readings[-1]))
+            now = readings[-1]
+            first = ("", now.power_w, "{:.1f} W"), ("core ", now.core_hz / 1e6, "{:.0f} MHz")
+            parts = (*first, ("memory busy ", now.memory_busy, "{:.0%}"))
+            say(", ".join(name + (form.format(v) if math.isfinite(v) else "unknown") for name, v, form in parts))
     except KeyboardInterrupt:
         say("interrupted")
-    mean = {name: _mean_finite([getattr(r, name) for r in readings[1:]]) for name in SHOWN}
+    read_values = {name: [v for r in readings[1:] if math.isfinite(v := getattr(r, name))] for name in SHOWN}
+    mean = {name: sum(known) / len(known) if known else math.nan for name, known in read_values.items()}
     joules, seconds = readings[-1].energy_j - readings[0].energy_j, readings[-1].at_s - readings[0].at_s
     if math.isfinite(joules) and joules > 0 and seconds > 0:
         mean["power_w"] = float(joules / seconds)
@@ -194,19 +198,3 @@ def find_catalogue_gpu(name: str) -> Gpu | None:
         except WattcastError:
             continue
     return None
-
-
-def _mean_finite(values: list[float]) -> float:
-    known = [v for v in values if math.isfinite(v)]
-    return sum(known) / len(known) if known else math.nan
-
-
-def _describe_reading(reading: Any) -> str:
-    known = {
-        "": (reading.power_w, "{:.1f} W"),
-        "core ": (reading.core_hz / 1e6, "{:.0f} MHz"),
-        "memory busy ": (reading.memory_busy, "{:.0%}"),
-    }
-    return ", ".join(
-        f"{name}{form.format(v) if math.isfinite(v) else 'unknown'}" for name, (v, form) in known.items()
-    )
