@@ -97,9 +97,9 @@ def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
         latency_s=2.2345e-4,
     )
     found = settle_capped_row([row], samples)["sustained-x"]
-    assert 690.0 < found.power_w < 706.0 < window_w
-    assert found.ticks >= 10
-    assert found.sm_clock_hz < 1.56e9
+    assert 690.0 < found["settled_power_w"] < 706.0 < window_w
+    assert found["settled_ticks"] >= 10
+    assert found["settled_clock_hz"] < 1.56e9
     assert settle_capped_row([replace(row, power_w=400.0)], samples) == {}
     assert settle_capped_row([replace(row, throttle=())], samples) == {}
 
@@ -109,7 +109,7 @@ def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is() -> None:
     row = KernelRow("sustained-y", "sustained", "linear", {}, power_w=691.0, sm_clock_hz=1.9e9, ticks=20)
     row = replace(row, throttle=("sw_power_cap",), date="2026-11-15T02:55:45+00:00")
     found = settle_capped_row([row], EnergySamples.load(CAPPED))["sustained-y"]
-    assert (found.power_w, found.sm_clock_hz, found.ticks) == (691.0, 1.9e9, 20)
+    assert found == {"settled_power_w": 691.0, "settled_clock_hz": 1.9e9, "settled_ticks": 20}
 
 
 def test_the_term_that_is_off_is_named() -> None:

@@ -10,7 +10,7 @@ latency, because these belong to one window.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import combinations
@@ -34,24 +34,18 @@ NEARBY_S = 4.0  # windows end within this long of the usual time after their row
 CLOSE = 1e-3  # relative difference in power between a row and its own window, evaluated again
 
 
-@dataclass(frozen=True)
-class SettledLevel:
-    """Mean power and reported clock of a capped load over at least one governor cycle."""
+def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str, Plain]:
+    """Compute the settled fields of capped rows of one run whose windows the samples hold, by row id.
 
-    power_w: float
-    sm_clock_hz: float
-    ticks: int
-
-
-def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str, SettledLevel]:
-    """Compute settled power by row id for the capped rows of one run whose windows the samples hold."""
-    found: dict[str, SettledLevel] = {}
+    Power and reported clock are means over at least one governor cycle.
+    """
+    found: dict[str, Plain] = {}
     capped: list[KernelRow] = []  # those whose own window is shorter than a cycle
     for row in rows:
         if row.kind != "sustained" or row.error or "sw_power_cap" not in row.throttle or not row.power_w:
             continue
         if row.sm_clock_hz is not None and (row.ticks or 0) >= CYCLE_TICKS:
-            found[row.id] = SettledLevel(row.power_w, row.sm_clock_hz, row.ticks or 0)
+            found[row.id] = _name_settled(row.power_w, row.sm_clock_hz, row.ticks or 0)
         else:
             capped.append(row)
     seen, grid_s = find_sightings(samples), find_ticks(samples).time_s
@@ -85,8 +79,12 @@ def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str
         clock = samples.between(float(grid_s[first]), float(grid_s[end])).known("sm_clock_hz")
         if len(clock):
             power_w = (energy_j[end] - energy_j[first]) / (grid_s[end] - grid_s[first])
-            found[row.id] = SettledLevel(float(power_w), float(clock.mean()), end - first)
+            found[row.id] = _name_settled(float(power_w), float(clock.mean()), end - first)
     return found
+
+
+def _name_settled(power_w: float, clock_hz: float, ticks: int) -> Plain:
+    return {"settled_power_w": power_w, "settled_clock_hz": clock_hz, "settled_ticks": ticks}
 
 
 def _match_windows(
@@ -153,7 +151,12 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
         return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    packed = [_pack_row(row, runs, names) for row in _settle_capped_rows(list(rows.values()), folders)]
+    settled: dict[tuple[str, str], Plain] = {}  # capped rows of every run whose samples were kept
+    for path in (path for folder in folders for path in folder.rglob("samples-*.npz")):
+        run = path.stem.removeprefix("samples-")
+        found_here = settle_capped_row([row for row in rows.values() if row.run == run], EnergySamples.load(path))
+        settled |= {(row_id, run): fields for row_id, fields in found_here.items()}
+    packed = [_pack_row(replace(row, **settled.get(key, {})), runs, names) for key, row in rows.items()]
     counters = [
         {**row, **{name.replace(".", "_"): value for name, value in row.pop("metrics").items()}}
         for folder in folders
@@ -200,21 +203,6 @@ def _plain_lists(row: KernelRow | ModelRow | ChainRow | measured_rows.ModelKerne
 def _read_earlier_rows(path: Path) -> list[Plain]:
     """Return the rows of a table that is there already; none when it is not."""
     return measured_rows.read_table(path) if path.exists() else []
-
-
-def _settle_capped_rows(rows: list[KernelRow], folders: Iterable[Path]) -> list[KernelRow]:
-    """Return rows, capped ones with their settled figures for every run whose samples were kept."""
-    kept = {path.stem.removeprefix("samples-"): path for folder in folders for path in folder.rglob("samples-*.npz")}
-    found: dict[tuple[str, str], SettledLevel] = {}
-    for run, path in kept.items():
-        settled = settle_capped_row([row for row in rows if row.run == run], EnergySamples.load(path))
-        found |= {(row_id, run): figures for row_id, figures in settled.items()}
-    return [
-        replace(row, settled_power_w=own.power_w, settled_clock_hz=own.sm_clock_hz, settled_ticks=own.ticks)
-        if (own := found.get((row.id, row.run)))
-        else row
-        for row in rows
-    ]
 
 
 def find_phases(period_s: float) -> int:
@@ -315,10 +303,8 @@ def summarise_database(database: Path) -> Plain:
     """Count the rows of a database folder (or of its ``rows.parquet``) and compute their repeatability."""
     folder = database if database.is_dir() else database.parent
     rows = measured_rows.read_table(folder / measured_rows.ROWS_FILE)
-    counters, chains = (
-        _read_earlier_rows(folder / measured_rows.COUNTERS_FILE),
-        _read_earlier_rows(folder / measured_rows.CHAINS_FILE),
-    )
+    files = (measured_rows.COUNTERS_FILE, measured_rows.CHAINS_FILE)
+    counters, chains = (_read_earlier_rows(folder / file) for file in files)
     good = [row for row in rows if not row["error"]]
     by_kind: dict[str, dict[str, int]] = {}
     for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in good).items()):
@@ -344,11 +330,9 @@ def summarise_database(database: Path) -> Plain:
             "with names": len({row["spec"] for row in good if row["kernel_names"]}),
         },
         "repeatability": {
-            "within a run": _summarise_repeats(good, lambda a, b: bool(a["run"] == b["run"])),
-            "between runs of one card": _summarise_repeats(
-                good, lambda a, b: bool(a["run"] != b["run"] and a["card_uuid"] == b["card_uuid"])
-            ),
-            "between cards": _summarise_repeats(good, lambda a, b: bool(a["card_uuid"] != b["card_uuid"])),
+            "within a run": _summarise_repeats(good, lambda run, card: run),
+            "between runs of one card": _summarise_repeats(good, lambda run, card: not run and card),
+            "between cards": _summarise_repeats(good, lambda run, card: not card),
         },
         **({"chains": summarise_chains(chains, good)} if chains else {}),
     }
@@ -386,45 +370,37 @@ def make_summary_page(summary: Plain) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _summarise_repeats(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> dict[str, dict[str, float]]:
-    """Compare rows of one operator without flags, and again with settled power in place of the window's.
+def _summarise_repeats(rows: list[Plain], wanted: Callable[[bool, bool], bool]) -> dict[str, dict[str, float]]:
+    """Compare rows of one operator and data without flags, two by two, where ``wanted(same run, same card)``.
 
-    A window that never came to rest under the cap is flagged, and has a settled power all the same.
+    A window that never came to rest under the cap is flagged, and has a settled power all the same: power is compared
+    again with the settled one in place of the window's.
     """
-    plain = _pair_repeats([row for row in rows if not row["flags"]], wanted)
-    power_w = [row.get("settled_power_w") for row in rows]
-    settled = _pair_repeats(
-        [
-            row | {"power_w": own_w} if own_w else row
-            for row, own_w in zip(rows, power_w, strict=True)
-            if not set(row["flags"]) - ({"unsettled"} if own_w else set())
-        ],
-        wanted,
-    )
-    return {
-        "latency, burst": _summarise_differences(plain, "burst", "latency_s"),
-        "latency, sustained": _summarise_differences(plain, "sustained", "latency_s"),
-        "power, sustained, one window": _summarise_differences(plain, "sustained", "power_w"),
-        "power, sustained, settled where capped": _summarise_differences(settled, "sustained", "power_w"),
-    }
-
-
-def _pair_repeats(rows: list[Plain], wanted: Callable[[Plain, Plain], bool]) -> list[tuple[str, Plain, Plain]]:
-    """Return rows of the same kind, operator and data, two by two."""
-    groups: dict[tuple[str, str, str], list[Plain]] = {}
-    for row in rows:
-        if row["kind"] in ("burst", "sustained"):
-            groups.setdefault((row["kind"], row["spec"], row["data"]), []).append(row)
-    return [(kind, a, b) for (kind, _, _), held in groups.items() for a, b in combinations(held, 2) if wanted(a, b)]
-
-
-def _summarise_differences(pairs: list[tuple[str, Plain, Plain]], kind: str, column: str) -> dict[str, float]:
-    """Return the median and the 90th percentile of the relative difference of pairs."""
-    off = [
-        abs(a[column] - b[column]) / (0.5 * (a[column] + b[column]))
-        for found, a, b in pairs
-        if found == kind and a[column] and b[column]
+    plain = [row for row in rows if not row["flags"]]
+    own = [(row, row.get("settled_power_w")) for row in rows]
+    settled = [
+        row | {"power_w": own_w} if own_w else row
+        for row, own_w in own
+        if not set(row["flags"]) - ({"unsettled"} if own_w else set())
     ]
-    if not off:
-        return {"pairs": 0}
-    return {"pairs": len(off), "median": float(np.median(off)), "p90": float(np.percentile(off, 90))}
+    compared = {
+        "latency, burst": (plain, "burst", "latency_s"),
+        "latency, sustained": (plain, "sustained", "latency_s"),
+        "power, sustained, one window": (plain, "sustained", "power_w"),
+        "power, sustained, settled where capped": (settled, "sustained", "power_w"),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, (some, kind, column) in compared.items():
+        groups: dict[tuple[str, str], list[Plain]] = {}
+        for row in some:
+            if row["kind"] == kind and row[column]:
+                groups.setdefault((row["spec"], row["data"]), []).append(row)
+        pairs = [pair for held in groups.values() for pair in combinations(held, 2)]
+        off = [
+            abs(a[column] - b[column]) / (0.5 * (a[column] + b[column]))
+            for a, b in pairs
+            if wanted(a["run"] == b["run"], a["card_uuid"] == b["card_uuid"])
+        ]
+        spread = {"median": float(np.median(off)), "p90": float(np.percentile(off, 90))} if off else {}
+        found[name] = {"pairs": len(off), **spread}
+    return found

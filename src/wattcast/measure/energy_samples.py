@@ -282,23 +282,14 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
     (driver reload) or wrapped; see ``unwrap``.
     """
     seen = find_sightings(samples)
-    for guess_s in _list_periods(seen):
-        found = _on_grid(seen, guess_s)
-        if found is not None:
-            return found
-    return CounterTicks(seen.middle_s, seen.energy_j, late_s=seen.late_s)
-
-
-def _list_periods(seen: TickSightings) -> list[float]:
-    """Return the periods the counter may have: the shortest usual time between sharp sightings, or a part of it."""
-    if len(seen.energy_j) < MIN_STEPS:
-        return []
     sharp_s = seen.middle_s[_find_sharp_sightings(seen)]
-    if len(sharp_s) < MIN_STEPS:
-        return []
-    apart_s = np.sort(np.diff(sharp_s))
-    usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
-    return [usual_s / part for part in (1, 2, 3, 4, 5)]
+    if len(sharp_s) >= MIN_STEPS:
+        apart_s = np.sort(np.diff(sharp_s))
+        usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
+        for part in (1, 2, 3, 4, 5):
+            if (found := _on_grid(seen, usual_s / part)) is not None:
+                return found
+    return CounterTicks(seen.middle_s, seen.energy_j, late_s=seen.late_s)
 
 
 def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
@@ -412,7 +403,10 @@ def read_power_log(path: Path, interval_s: float = 1.0) -> PowerLog:
         raise bad_value(path.name, f"a log of less than {_MOST_BYTE} bytes", "more")
     lines = [line for line in text.splitlines() if line.strip()]
     if rounds := read_dcgm_rounds(lines):
-        return _read_dcgm(rounds, interval_s, path.name)
+        known = [{e: v["POWER"] for e, v in each.items() if np.isfinite(v.get("POWER", np.nan))} for each in rounds]
+        if not any(known):
+            raise bad_value(path.name, "a POWER column (dcgmi dmon -e 155)", "none")
+        return _make_log("DCGM", np.arange(len(known)) * interval_s, known)
     if any(" RAM " in f" {line}" and _RAIL.search(line) for line in lines[:20]):
         return _read_tegrastats(lines, interval_s)
     return _read_csv(lines, interval_s, path.name)
@@ -453,15 +447,6 @@ def _add_to_round(rounds: list[dict[str, dict[str, float]]], entity: str, values
     if not rounds or rounds[-1].get(entity, {}).keys() & values.keys():
         rounds.append({})
     rounds[-1].setdefault(entity, {}).update(values)
-
-
-def _read_dcgm(rounds: list[dict[str, dict[str, float]]], interval_s: float, name: str) -> PowerLog:
-    rows = [
-        {entity: v["POWER"] for entity, v in each.items() if np.isfinite(v.get("POWER", np.nan))} for each in rounds
-    ]
-    if not any(rows):
-        raise bad_value(name, "a POWER column (dcgmi dmon -e 155)", "none")
-    return _make_log("DCGM", np.arange(len(rows)) * interval_s, rows)
 
 
 def _read_csv(lines: list[str], interval_s: float, name: str) -> PowerLog:

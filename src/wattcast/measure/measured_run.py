@@ -83,16 +83,10 @@ class Measurement:
     @property
     def sentence(self) -> str:
         """One line for people."""
-        parts = [f"{self.name}: {show(self.duration_s, 's')}"]
-        if self.energy_j is not None:
-            parts.append(show(self.energy_j, "J"))
-        if self.power_w is not None:
-            parts.append(f"mean {show(self.power_w, 'W')}")
-        if self.peak_w is not None:
-            parts.append(f"largest sample {show(self.peak_w, 'W')} ({self.peak_of})")
-        if self.sm_clock_hz is not None:
-            parts.append(f"clock {show(self.sm_clock_hz, 'Hz')}")
-        return ", ".join(parts) + (f" [{', '.join(self.flags)}]" if self.flags else "")
+        each = [("{}", self.duration_s, "s"), ("{}", self.energy_j, "J"), ("mean {}", self.power_w, "W")]
+        each += [(f"largest sample {{}} ({self.peak_of})", self.peak_w, "W"), ("clock {}", self.sm_clock_hz, "Hz")]
+        parts = ", ".join(text.format(show(value, unit)) for text, value, unit in each if value is not None)
+        return f"{self.name}: {parts}" + (f" [{', '.join(self.flags)}]" if self.flags else "")
 
 
 def summarise_window(
@@ -304,9 +298,6 @@ def _await_step(sampler: Sampler) -> None:
         time.sleep(0.05)
 
 
-PERIOD_S = 0.05
-
-
 @dataclass(frozen=True)
 class MeasuredRun:
     """A finished command: its measurement, its exit code, the device and the samples."""
@@ -325,13 +316,13 @@ class MeasuredRun:
 
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
-        device = {"name": self.identity.name, "uuid": self.identity.uuid, "driver": self.identity.driver}
-        head = {"command": list(self.command), "exit_code": self.exit_code, "device": device}
-        return head | self.measurement.plain()
+        device = {name: getattr(self.identity, name) for name in ("name", "uuid", "driver")}
+        told = {"command": list(self.command), "exit_code": self.exit_code, "device": device}
+        return told | self.measurement.plain()
 
 
 def run_command(
-    command: list[str], source: str = "auto", index: int = 0, period_s: float = PERIOD_S, pass_output: bool = True
+    command: list[str], source: str = "auto", index: int = 0, period_s: float = 0.05, pass_output: bool = True
 ) -> MeasuredRun:
     """Run ``command`` to its end beside the sampler; with ``pass_output`` false its stdout goes to our stderr."""
     if not command:

@@ -160,22 +160,15 @@ class Sampler:
         while self.head == 0:
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline:
-                said = self._process.stdout.readline() if ended and self._process.stdout else ""
+                said, why = self._process.stdout.readline() if ended and self._process.stdout else "", ""
                 self.stop()
-                raise MissingTool(
-                    _read_missing_reason(said) or f"the sampler gave no reading within {timeout_s:.0f} s."
-                )
+                with contextlib.suppress(ValueError):
+                    why = str(json.loads(said).get("missing", ""))
+                raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
             time.sleep(0.005)
         assert self._process.stdout is not None
         plain = json.loads(self._process.stdout.readline())
         self.identity = DeviceIdentity(**{**plain, "notes": tuple(plain["notes"])})
-
-
-def _read_missing_reason(said: str) -> str:
-    try:
-        return str(json.loads(said).get("missing", ""))
-    except ValueError:
-        return ""
 
 
 @dataclass(frozen=True)
