@@ -26,7 +26,6 @@ from wattcast.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS,
 MAX_POWER_OF = "largest of the sensor's readings"
 # the memory sensor averages over a second, so a load lasts longer
 RULE = SettlingRule(settle_s=0.35, least_ticks=8, longest_s=4.5, least_s=1.2, linger_s=0.25, look_s=0.04)
-AGAIN_TICKS, AGAIN_S = 5, 0.85  # least ticks and seconds of a repetition, which gives no memory power
 MEMORY_S = 1.1  # of load, below which the memory sensor's average holds what went before
 CHUNK_S = 0.02
 CHECK_ROUNDS = 2  # iterations of a check
@@ -48,11 +47,6 @@ class DeviceBench:
     run: str
     idle_power_w: float | None = None
     rule: SettlingRule = field(default_factory=lambda: RULE)
-
-    def shorten(self) -> DeviceBench:
-        """Return a bench for repetitions, which may be shorter where the power cap is not met."""
-        ticks, least_s = min(self.rule.least_ticks, AGAIN_TICKS), min(self.rule.least_s, AGAIN_S)
-        return replace(self, rule=replace(self.rule, least_ticks=ticks, least_s=least_s))
 
 
 def sustain_load(bench: DeviceBench, row: MicroRow, enqueue: Callable[[], None], period_s: float = 0.0) -> MicroRow:

@@ -90,22 +90,18 @@ class MicroCampaign:
                 self.journal.append(asdict(row))
                 self.counts["failed"] += 1
                 say(f"{place + 1}/{len(tasks)} {name}: {row.error[:160]}")
-                self._recover(error)
+                if isinstance(error, DeviceFault):
+                    raise
+                if self.bench is not None and isinstance(error, Refused) and self.bench.sampler.lost:
+                    raise DeviceFault(str(error)) from error
+                if self.bench is not None and not self.bench.sampler.healthy:
+                    self.bench.sampler.restart()
                 continue
             self.journal.append(asdict(row))
             self.counts["measured"] += 1
             now_s = time.monotonic()
             spent = f"({now_s - began_s:.1f} s, {self.deadline_s - now_s:.0f} s left)"
             say(f"{place + 1}/{len(tasks)} {describe_row(row)} {spent}")
-
-    def _recover(self, error: Exception) -> None:
-        """Give up a lost device, which ends this process; start a sampler that hangs again."""
-        if isinstance(error, DeviceFault):
-            raise error
-        if self.bench is not None and isinstance(error, Refused) and self.bench.sampler.lost:
-            raise DeviceFault(str(error))
-        if self.bench is not None and not self.bench.sampler.healthy:
-            self.bench.sampler.restart()
 
 
 def describe_row(row: MicroRow) -> str:
@@ -199,14 +195,12 @@ def _read_rows(path: Path) -> list[Plain]:
 
 def count_rows(path: Path) -> Counter[str]:
     """Count the rows on file: measured, failed, flagged."""
-    counts: Counter[str] = Counter()
     latest: dict[str, Plain] = {}
     for row in _read_rows(path):
         if row.get("id") not in latest or not row.get("error"):
             latest[str(row.get("id"))] = row
-    for row in latest.values():
-        counts["failed" if row.get("error") else "measured"] += 1
-        counts["flagged"] += bool(row.get("flags"))
+    counts = Counter("failed" if row.get("error") else "measured" for row in latest.values())
+    counts["flagged"] = sum(bool(row.get("flags")) for row in latest.values())
     return counts
 
 

@@ -10,10 +10,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.measured_rows import Journal
@@ -29,6 +29,7 @@ from wattcast.microbench.microbench_campaign import CompiledKernels, MicroCampai
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.unit_source import Benchmark
 
+AGAIN_TICKS, AGAIN_S = 5, 0.85  # least ticks and seconds of a repetition
 WARM_S, MULTIMEDIA_WARM_S = 6.0, 3.0
 IDLE_S = 1.3
 COPY_VERSION = 2  # of the driver's copy: a whole buffer, as ours
@@ -230,7 +231,11 @@ def warm_card(bench: DeviceBench, buffers: DeviceBuffers, compiled: CompiledKern
 
 def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBench:
     """Choose a shorter measurement for a repetition, except at the cap, which a short load may not reach."""
-    return bench if before is None or "sw_power_cap" in before.throttle else bench.shorten()
+    if before is None or "sw_power_cap" in before.throttle:
+        return bench
+    rule = bench.rule  # a repetition gives no memory power
+    ticks, least_s = min(rule.least_ticks, AGAIN_TICKS), min(rule.least_s, AGAIN_S)
+    return replace(bench, rule=replace(rule, least_ticks=ticks, least_s=least_s))
 
 
 def make_benchmark_task(
@@ -330,7 +335,19 @@ def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int,
 
 def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int) -> list[MicroTask]:
     """List all rows of one round."""
-    mover, moved = FrameMover(clip), min(MOVED_FRAMES, clip.frames)
+    device, moved = clip.device, min(MOVED_FRAMES, clip.frames)
+    size, host = moved * multimedia_clip.FRAME_BYTE, list[int]()
+
+    def move_frames(name: str = "") -> None:
+        """Put frames in, a kernel (or none) over them, and as many frames of the result out on the stream."""
+        if not host:  # page-locked, with the frames themselves, to send again
+            host.append(int(device.call("cuMemHostAlloc", 2 * size, 0)))
+            device.call("cuMemcpyDtoH", host[0], clip.taken, size)
+        device.call("cuMemcpyHtoDAsync", clip.taken, host[0], size, device.stream)
+        if name:
+            clip.enqueue(name, moved)
+        back = min(size, clip.frames * multimedia_clip.LUMA * 2)
+        device.call("cuMemcpyDtoHAsync", host[0] + size, clip.result, back, device.stream)
 
     def task(name: str, enqueue: Callable[[], None], kernel: str, frames: int = 0, paced: bool = False) -> MicroTask:
         def measure(row: MicroRow) -> MicroRow:
@@ -356,29 +373,7 @@ def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, r
     return [
         make_idle_task(bench.sampler, bench.run, "multimedia_idle", repeat),
         *(task(name, partial(clip.enqueue, name), name) for name in multimedia_clip.NAMES),
-        task("move_frames", partial(mover.enqueue, ""), "", moved),
-        *(task(f"{name}_moved", partial(mover.enqueue, name), name, moved) for name in MOVED),
+        task("move_frames", move_frames, "", moved),
+        *(task(f"{name}_moved", partial(move_frames, name), name, moved) for name in MOVED),
         *(task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True) for name in multimedia_clip.DCTS),
     ]
-
-
-@dataclass
-class FrameMover:
-    """Moves frames from page-locked host memory to the device and results back, a few at a time."""
-
-    clip: multimedia_clip.MediaClip
-    host: Any = None
-
-    def enqueue(self, name: str) -> None:
-        """Put one unit on the stream: frames in, a kernel (or none) over them, as many frames of the result out."""
-        device, clip = self.clip.device, self.clip
-        count = min(MOVED_FRAMES, clip.frames)
-        size = count * multimedia_clip.FRAME_BYTE
-        if self.host is None:
-            self.host = device.call("cuMemHostAlloc", 2 * size, 0)
-            device.call("cuMemcpyDtoH", int(self.host), clip.taken, size)  # the frames themselves, to send again
-        device.call("cuMemcpyHtoDAsync", clip.taken, int(self.host), size, device.stream)
-        if name:
-            clip.enqueue(name, count)
-        back = min(size, clip.frames * multimedia_clip.LUMA * 2)
-        device.call("cuMemcpyDtoHAsync", int(self.host) + size, clip.result, back, device.stream)

@@ -201,26 +201,15 @@ class EngineRequest:
             raise bad_value("--loads", "shares of the capacity above 0", str(self.loads))
 
     @property
-    def step_points(self) -> tuple[StepPoint, ...]:
-        """Step points of every model."""
-        if "steps" not in self.parts:
-            return ()
-        return tuple(StepPoint(**point) for point in read_points("smoke")) if self.smoke else STEP_POINTS
-
-    @property
-    def traffic_points(self) -> tuple[TrafficPoint, ...]:
-        """Serving runs of every model, in the order asked for."""
-        if "traffic" not in self.parts:
-            return ()
-        if self.smoke:
-            return (TrafficPoint(0.5, duration_s=3.0, why="smoke"),)
-        why = {point["load"]: point["why"] for point in read_points("traffic")}
-        return tuple(TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for")) for load in self.loads)
-
-    @property
     def points(self) -> tuple[StepPoint | TrafficPoint, ...]:
-        """What is measured of every model, steps first: they tell the capacity."""
-        return (*self.step_points, *self.traffic_points)
+        """What is measured of every model: steps first, which tell the capacity, then loads as asked for."""
+        if self.smoke:
+            steps, serves = [StepPoint(**p) for p in read_points("smoke")], [TrafficPoint(0.5, 3.0, why="smoke")]
+        else:
+            why = {point["load"]: point["why"] for point in read_points("traffic")}
+            serves = [TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for")) for load in self.loads]
+            steps = list(STEP_POINTS)
+        return (*(steps if "steps" in self.parts else ()), *(serves if "traffic" in self.parts else ()))
 
     def plain(self, model: EngineModel) -> dict[str, Any]:
         """Return what the process of a model must know, ready for JSON."""

@@ -143,11 +143,8 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
             return _spec_linear(operator)
         case "bmm":
             wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
-            return (
-                None
-                if {"weight_dtype", "out_dtype"} & set(operator) and not wide
-                else OperatorSpec("bmm", operator, "nn")
-            )
+            mixed = {"weight_dtype", "out_dtype"} & set(operator) and not wide
+            return None if mixed else OperatorSpec("bmm", operator, "nn")
         case "conv2d":
             given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
             if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
@@ -158,7 +155,12 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
             fused = {"read", "write"} & set(operator)
             return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
         case "attention":
-            return _spec_attention(operator)
+            decode = operator["q_len"] == 1
+            other = "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16")
+            if other or (decode and operator.get("backward")):
+                return None
+            layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
+            return OperatorSpec("attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"})
         case "collective":
             return None
         case kind if find_measured_call(kind) is not None:
@@ -184,16 +186,6 @@ _CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "g
 _MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
 
 
-def _spec_attention(operator: Plain) -> OperatorSpec | None:
-    if "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16"):
-        return None
-    decode = operator["q_len"] == 1
-    if decode and operator.get("backward"):
-        return None
-    layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
-    return OperatorSpec("attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"})
-
-
 def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     """Return an elementwise operator by how its operands lie; each form knows the sizes it needs."""
     name = operator["op"]
@@ -201,10 +193,6 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     width = Dtype.parse(given["dtype"]).byte
     if name in _OWN:
         return _OWN[name](given, width)
-    if name in ("sum", "mean", "max"):
-        return _spec_reduction(given, width)
-    if name == "cat":
-        return _spec_concatenation(given)
     layout, drops = given.get("layout", "contiguous"), name in ("dropout", "dropout_grad")
     if layout == "broadcast" and not drops:
         return _spec_broadcast(given, width)
@@ -234,15 +222,12 @@ def _spec_reduction(given: Plain, width: int) -> OperatorSpec | None:
     results = given.get("write", 0) // width
     if "read" in given or not results or given["n"] % results or "out_dtype" in given:
         return None
-    layout = given.get("layout", "contiguous")
-    if layout == "strided":
-        return None
-    return _make_spec(
-        given, "columns" if layout == "transposed" else "reduce", rows=results, cols=given["n"] // results
-    )
+    forms = {"contiguous": "reduce", "transposed": "columns", "broadcast": "reduce"}
+    form = forms.get(given.get("layout", "contiguous"))
+    return _make_spec(given, form, rows=results, cols=given["n"] // results) if form else None
 
 
-def _spec_concatenation(given: Plain) -> OperatorSpec | None:
+def _spec_concatenation(given: Plain, width: int) -> OperatorSpec | None:
     rows, last = given.get("rows"), given.get("run")
     if {"read", "write"} & set(given) or not rows or not last or given["n"] % rows:
         return None
@@ -315,5 +300,7 @@ _OWN: dict[str, Callable[[Plain, int], OperatorSpec | None]] = {
     **dict.fromkeys(("gather", "scatter_add"), _spec_picked_rows),
     **dict.fromkeys(("batchnorm", "batchnorm_train", "batchnorm_grad"), _batch_norm),
     **dict.fromkeys(("pool", "pool_grad"), _spec_pool),
+    **dict.fromkeys(("sum", "mean", "max"), _spec_reduction),
+    "cat": _spec_concatenation,
     "adamw": lambda given, width: _make_spec(given, "adamw"),
 }

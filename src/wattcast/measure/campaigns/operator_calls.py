@@ -28,15 +28,10 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     wide = spec.operator["dtype"] == "tf32"  # only where the row says so; plain fp32 otherwise
     builder.torch.backends.cuda.matmul.allow_tf32 = wide
     builder.torch.backends.cudnn.allow_tf32 = wide
-    if spec.operator["op"] not in MAKERS:
-        return _build_registered(builder, spec)
-    return MAKERS[spec.operator["op"]](builder, spec)
-
-
-def _build_registered(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Build the call of an operator that registered how it is called; all copies share its operands."""
     kind = spec.operator["op"]
-    registered = find_measured_call(kind)
+    if kind in MAKERS:
+        return MAKERS[kind](builder, spec)
+    registered = find_measured_call(kind)  # by the operator's own file; all copies share its operands
     if registered is None:
         raise unknown_name("operator", kind, MAKERS)
     taken: list[Any] = []
