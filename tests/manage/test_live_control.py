@@ -35,6 +35,7 @@ from wattcast.manage.policies import Harmonia
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.watch_card import advise_clock, watch_card
 from wattcast.measure.device_control import NvmlReading
+from wattcast.measure.measured_run import PassedSignals
 from wattcast.predictor.api import find_gpu
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
@@ -355,7 +356,7 @@ def test_a_program_that_cannot_be_started_leaves_nothing_changed(tmp_path: Path)
 def test_a_signal_at_any_moment_of_the_wait_is_only_remembered() -> None:
     """An Event set by a handler while the same thread waits on it never returned: the lock inside is held by the
     code that was interrupted. What a handler touches must have no lock."""
-    signals = live_control._PassedSignals()
+    signals = PassedSignals()
     assert not [value for value in vars(signals).values() if hasattr(value, "wait") or hasattr(value, "acquire")]
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as process, signals:
         signals.process = process

@@ -153,19 +153,24 @@ def forecast_applications(
     An application's operators are read from ``folder`` (``NAME.json``, with or without the attention's tag) where
     they are there. Otherwise its name is taken apart and the model's own template is used.
     """
-    which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
-    if which is None:
-        raise bad_value(tables.name, "a table over core clocks", "none")
-    clocks = tables.lattice.knobs[which].levels
+    _, clocks = _find_core_clocks(tables)
     found: dict[str, ClockForecast] = {}
     missing: dict[str, str] = {}
     for name in tables.applications:
         try:
             workload, options = find_named_workload(name, folder)
-            found[name] = forecast_workload(workload, gpu, clocks, options)
+            found[name] = forecast_workload(workload, gpu, clocks.tolist(), options)
         except (BadInput, UnknownName) as error:
             missing[name] = str(error)
     return found, missing
+
+
+def _find_core_clocks(tables: PlantTables) -> tuple[int, Array]:
+    """Return the position of the core clock among the knobs, and its levels in Hz."""
+    which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
+    if which is None:
+        raise bad_value(tables.name, "a table over core clocks", "none")
+    return which, np.asarray(tables.lattice.knobs[which].levels)
 
 
 def find_named_workload(name: str, folder: Path | None) -> tuple[str | Path, dict[str, object]]:
@@ -216,17 +221,14 @@ def measure_slowdown_errors(plants: Sequence[PlantTables], found: Mapping[str, C
     shares = np.linspace(0.3, 1.0, 71)
     errors: dict[str, Array] = {}
     for tables in plants:
-        which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
-        assert which is not None
-        levels, default = np.asarray(tables.lattice.knobs[which].levels), tables.default
+        (which, levels), default = _find_core_clocks(tables), tables.default
         along = [tables.lattice.flat_index(move_knob(default, which, level)) for level in range(len(levels))]
         for name in tables.applications:
             if name in found:
                 forecast_s, _ = estimate_card_behaviour(found[name].curves, levels)
                 measured_s = tables.time_s[tables.order(name)[0], along]
-                off = np.log(measured_s / measured_s[default[which]]) - np.log(
-                    forecast_s / forecast_s[default[which]]
-                )
+                slower = (each_s / each_s[default[which]] for each_s in (measured_s, forecast_s))
+                off = np.subtract(*map(np.log, slower))
                 errors[name] = np.interp(shares, levels / levels[default[which]], off)
     return SlowdownErrors(shares, errors)
 
@@ -242,9 +244,7 @@ def choose_forecast_settings(
     With ``errors``, a bound on the slowdown is kept with a chance of 95 %, by how forecasts of other applications
     missed; without, it is kept by the forecast at its word.
     """
-    which = tables.lattice.find_knob(KnobRole.CORE_CLOCK)
-    assert which is not None
-    default, levels = tables.default, np.asarray(tables.lattice.knobs[which].levels)
+    (which, levels), default = _find_core_clocks(tables), tables.default
     worth = ControllerTuning().worth
     chosen = {}
     for name, forecast in found.items():

@@ -19,16 +19,13 @@ import csv
 import io
 import math
 import os
-import signal
 import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +40,7 @@ from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
 from wattcast.manage.serving_control import READING_INTERVAL_S, EngineReading, LatencyKeeper
+from wattcast.measure.measured_run import PassedSignals
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
@@ -54,7 +52,6 @@ WARM_UP = 2  # periods with work that are not looked at: programs start slowly
 SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
 POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
 PROGRAM_KERNEL = "program"
-ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for the program to end after a signal was passed on
 ROLES = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "limit": KnobRole.POWER_LIMIT}
 Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
@@ -455,13 +452,13 @@ def run_controlled_program(
     units, limits_w = task.units, card.limits_w() if task.power_limit else None
     lattice = plants.build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
     with ExitStack() as stack:
-        signals = stack.enter_context(_PassedSignals())
+        signals = stack.enter_context(PassedSignals())
         if units is not None:
             units.reset()
             stack.callback(units.reset)
         paths = {PROGRESS_VARIABLE: task.progress, SM_COUNT_VARIABLE: units.path if units else None}
         variables = {**environment, **{name: str(path) for name, path in paths.items() if path is not None}}
-        process = signals.start_program(command, variables) if command else None
+        process = _start_program(signals, command, variables) if command else None
 
         def is_alive() -> bool:
             return (process is None or process.poll() is None) and not signals.came
@@ -541,7 +538,7 @@ def visit_clock_plane(
     codes: dict[tuple[float, float], int | None] = {}
     several = len({memory for _, memory in plane}) > 1
     with ExitStack() as stack:
-        signals = stack.enter_context(_PassedSignals())
+        signals = stack.enter_context(PassedSignals())
         stack.callback(card.give_back)
         for core_hz, memory_hz in plane:
             if signals.came:
@@ -554,7 +551,7 @@ def visit_clock_plane(
                 codes[core_hz, memory_hz] = None
                 continue
             words = [word.replace("{core}", mhz["{core}"]).replace("{memory}", mhz["{memory}"]) for word in command]
-            process = signals.start_program(words, environment)
+            process = _start_program(signals, words, environment)
             try:
                 while process.poll() is None:
                     card.beat()
@@ -566,41 +563,18 @@ def visit_clock_plane(
     return codes
 
 
+def _start_program(
+    signals: PassedSignals, words: Sequence[str], variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    try:
+        return signals.start_program(words, env=dict(variables))
+    except OSError as error:
+        raise MissingTool(f"{words[0]}: cannot be started ({error.strerror}).") from None
+
+
 def _await_end(process: subprocess.Popen[bytes], signalled: bool) -> int:
     try:
         return process.wait(GRACE_S if signalled else None)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
-
-
-class _PassedSignals:
-    """Pass signals on to the program and remember that one came, so that the way out is the usual one."""
-
-    def __init__(self) -> None:
-        self.came = False  # no Event: its lock may be held by the very code a signal interrupts
-        self.process: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _PassedSignals:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note_signal) for number in ENDED_BY}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def start_program(self, words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the program that signals are passed on to."""
-        try:
-            self.process = subprocess.Popen(list(words), env=dict(variables))
-        except OSError as error:
-            raise MissingTool(f"{words[0]}: cannot be started ({error.strerror}).") from None
-        return self.process
-
-    def _note_signal(self, number: int, _: FrameType | None) -> None:
-        self.came = True
-        process = self.process
-        if process is not None and process.poll() is None:
-            process.send_signal(number)

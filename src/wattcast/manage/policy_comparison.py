@@ -130,7 +130,8 @@ def geometric_mean_gain(
     """
     sign = 1.0 if "slowdown" in share or "over_oracle" in share else -1.0
     ratios = [1.0 + sign * o.shares[share] for o in outcomes if o.application not in without]
-    return sign * (float(np.exp(np.mean(np.log(ratios)))) - 1.0)
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    return mean - 1.0 if sign > 0 else 1.0 - mean
 
 
 def count_worse_runs(

@@ -222,10 +222,6 @@ class SearchProblem:
         return self._sensing[start]
 
 
-def _permit_all(_: Settings) -> bool:
-    return True
-
-
 class SearchView:
     """Read the memory of one kernel for one decision: scores, the best setting, and what is near it."""
 
@@ -239,7 +235,7 @@ class SearchView:
         capped = check_cap and objective.cap_w is not None
         self._cap = PowerCapCheck(problem.cap_tables, memory, objective.log_cap) if capped else None
         # Whether a setting may be run: under a cap, only when it is expected to keep to it.
-        self.permits: Callable[[Settings], bool] = _permit_all if self._cap is None else self._cap.permits
+        self.permits: Callable[[Settings], bool] = (lambda _: True) if self._cap is None else self._cap.permits
         self._close: list[Settings] | None = None
         self._default: Settings | None = None
         self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)

@@ -8,18 +8,19 @@ name the reasons to doubt a result.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -330,8 +331,13 @@ def run_command(
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
         spent_s, started_s = sampler.processor_s, time.monotonic()
-        with _start_command(command, pass_output) as process:
-            code = process.wait()
+        with PassedSignals() as signals:
+            try:
+                code = signals.start_program(command, stdout=None if pass_output else 2).wait()
+            except FileNotFoundError:
+                raise BadInput(f"measure run: there is no command {command[0]!r}.") from None
+            except PermissionError:
+                raise BadInput(f"measure run: {command[0]!r} may not be run.") from None
             ended_s = time.monotonic()
             processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / processors
@@ -345,26 +351,37 @@ def run_command(
     return MeasuredRun(tuple(command), exit_code, result, identity, samples, started_s)
 
 
-@contextmanager
-def _start_command(command: list[str], pass_output: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the command and hand on to it the signals that would end this process, until the figures are in."""
-    try:
-        process = subprocess.Popen(command, stdout=None if pass_output else 2)
-    except FileNotFoundError:
-        raise BadInput(f"measure run: there is no command {command[0]!r}.") from None
-    except PermissionError:
-        raise BadInput(f"measure run: {command[0]!r} may not be run.") from None
+class PassedSignals:
+    """Pass signals that would end this process on to a program and remember that one came.
 
-    def forward(number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+    The way out is then the usual one, with all that is to be done on it.
+    """
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield process
-    finally:
-        for number, handler in previous.items():
+    ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.came = False  # no Event: its lock may be held by the very code a signal interrupts
+        self.process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> PassedSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note_signal) for number in self.ENDING}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def start_program(self, words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start the program that signals are passed on to; ``options`` are those of ``Popen``."""
+        self.process = subprocess.Popen(list(words), **options)
+        return self.process
+
+    def _note_signal(self, number: int, _: FrameType | None) -> None:
+        self.came = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
 
 
 def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) -> tuple[Measurement, DeviceIdentity]:

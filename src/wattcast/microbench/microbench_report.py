@@ -35,6 +35,7 @@ FOOTNOTE = (
     "rates are per true cycle and SM; "
     "† not what its name says, ‡ below its unit's limit: why is told in microbench/microbench_faults.csv"
 )
+COMPARED = {"per_cycle_sm": 1.0, "above_idle_j": 1e9}  # of two devices: name in JSON, scale in the table
 Row = list[str]
 
 
@@ -66,17 +67,24 @@ def _format_number(value: float | None, scale: float = 1.0, digits: int = 4) -> 
     return "-" if value is None else f"{value * scale:.{digits}g}"
 
 
+def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
+    """Return the head and rows of every table by its title: one a group, latencies, devices and what must hold."""
+    return {
+        **{group: [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS},
+        "Latencies": make_latency_rows(results, gpu),
+        "Devices side by side": make_device_rows(results, gpu),
+        "What must hold": make_truth_rows(results, gpu),
+    }
+
+
 def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
-    """Return one table a group, then devices side by side and what must hold."""
-    titled = {f"{group} on {gpu.name}": [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS}
-    found = []
-    titled[f"latency on {gpu.name}"] = make_latency_rows(results, gpu)
-    for title, rows in (titled | {"": make_device_rows(results, gpu), " ": make_truth_rows(results, gpu)}).items():
-        if len(rows) == 1 and title in titled:
-            continue
-        found.append(new_table(*rows[0], title=title.strip() or None, rows=rows[1:]))
-        for column in found[-1].columns[: 2 if title in titled else 0]:
-            column.no_wrap = True
+    """Return all tables for a terminal; the last two have no title and are always there."""
+    found, titles = [], [*(f"{group} on {gpu.name}" for group in (*GROUPS, "latency")), None, None]
+    for title, rows in zip(titles, list_tables(results, gpu).values(), strict=True):
+        if len(rows) > 1 or title is None:
+            found.append(new_table(*rows[0], title=title, rows=rows[1:]))
+            for column in found[-1].columns[: 2 if title else 0]:
+                column.no_wrap = True
     return found
 
 
@@ -147,10 +155,8 @@ def compare_results(results: Sequence[MicroRow], others: Sequence[MicroRow]) -> 
             row["energy_ratio"] = b.operation_above_idle_j / a.operation_above_idle_j
         for which, r in (("first", a), ("second", b)):
             latency = {"latency_cycles": r.latency_cycles} if r.latency_cycles else {}
-            row[which] = latency | {
-                "per_cycle_sm": r.operations_per_cycle_sm,
-                "above_idle_j": r.operation_above_idle_j,
-            }
+            values = r.operations_per_cycle_sm, r.operation_above_idle_j
+            row[which] = latency | dict(zip(COMPARED, values, strict=True))
         rows.append(row)
     return rows
 
@@ -181,10 +187,8 @@ def make_comparison_table(rows: Sequence[dict[str, Any]], first: str, second: st
     heads = [f"{name} {what}" for name in (first, second) for what in ("/cycle/SM", "nJ")]
     built = new_table("benchmark", *heads, "time", "energy", title=f"{second} over {first}")
     for row in rows:
-        sides = [row[which] for which in ("first", "second")]
-        cells = [
-            t for s in sides for t in (_format_number(s["per_cycle_sm"]), _format_number(s["above_idle_j"], 1e9))
-        ]
+        numbers = ((row[which][name], scale) for which in ("first", "second") for name, scale in COMPARED.items())
+        cells = [_format_number(value, scale) for value, scale in numbers]
         built.add_row(row["benchmark"], *cells, f"{row['time_ratio']:.3f}", _format_number(row.get("energy_ratio")))
     return built
 
@@ -198,13 +202,8 @@ def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
 
 def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
     """Write all tables as a Markdown page."""
-    tables = {group: [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS}
-    tables |= {
-        "Latencies": make_latency_rows(results, gpu),
-        "Devices side by side": make_device_rows(results, gpu),
-        "What must hold": make_truth_rows(results, gpu),
-    }
-    parts = [f"## {t}\n\n{make_pipe_table(rows)}" for t, rows in tables.items() if len(rows) > 1]
+    tables = list_tables(results, gpu).items()
+    parts = [f"## {title}\n\n{make_pipe_table(rows)}" for title, rows in tables if len(rows) > 1]
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
 
 
@@ -285,8 +284,7 @@ def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) ->
     right.plot(x, [r.power_w or 0.0 for r in points], "o-", color=MODULE_COLOURS["shared"], label="average")
     largest = [(r.at, r.max_power_w) for r in points if r.max_power_w]
     if largest:
-        places, watts = zip(*largest, strict=True)
-        right.plot(places, watts, "^:", color=MODULE_COLOURS["link"], label="largest sensor reading")
+        right.plot(*zip(*largest, strict=True), "^:", color=MODULE_COLOURS["link"], label="largest sensor reading")
     right.set_ylabel("Power (W)")
     right.set_ylim(0.0, 1.2 * max((r.max_power_w or r.power_w or 1.0 for r in points), default=1.0))
     for axes in (left, right):
@@ -325,12 +323,8 @@ def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure
 
 def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
-    pairs = [
-        (r, microbench_results.find_specified_rate(gpu, r))
-        for r in keep_first_rounds(results).values()
-        if r.operations_per_cycle_sm
-    ]
-    known = [(r, spec) for r, spec in pairs if spec]
+    measured = [r for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm]
+    known = [(r, spec) for r in measured if (spec := microbench_results.find_specified_rate(gpu, r))]
     figure = new_figure(8.0, 0.9 + 0.24 * len(known))
     axes = figure.subplots()
     share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in known]
@@ -384,13 +378,8 @@ def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     axes = figure.subplots()
     for device, colour, shift in (("gtx-660", "dram", -0.25), ("tegra-k1", "shared", 0.0)):
         of = {p.ours: p.operation_j * 1e9 for p in microbench_results.read_mipp_values() if p.device == device}
-        axes.bar(
-            [i + shift for i in range(len(names))],
-            [of[n] for n in names],
-            0.24,
-            color=MODULE_COLOURS[colour],
-            label=device,
-        )
+        shifted = [i + shift for i in range(len(names))]
+        axes.bar(shifted, [of[n] for n in names], 0.24, color=MODULE_COLOURS[colour], label=device)
     own = [(i + 0.25, 1e9 * (by_name[n].operation_j or 0.0)) for i, n in enumerate(names) if n in by_name]
     if own:
         places, heights = zip(*own, strict=True)
