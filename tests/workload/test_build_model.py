@@ -164,6 +164,21 @@ def test_an_engine_merges_projections_and_needs_no_cache_copies() -> None:
     assert widths == {4096 + 2 * 1024, 4096, 2 * 14336, 128256}
 
 
+def test_an_engine_pads_the_head_and_scales_residuals_in_norms() -> None:
+    """49,159 tokens are not a multiple of 64; a layer of eager PyTorch scales two residuals, an engine's none."""
+    served, eager = (
+        build_graph("granite-3.3-8b", ModelOptions(phase="decode", seq=512, batch=16, stack=stack))
+        for stack in ("engine", "eager")
+    )
+    heads = [[op.n for op, _ in graph.calls() if isinstance(op, Linear)][-1] for graph in (served, eager)]
+    assert heads == [49216, 49159]
+    scaled = [
+        sum(count for op, count in graph.calls() if isinstance(op, Elementwise) and op.function == "scale")
+        for graph in (served, eager)
+    ]
+    assert scaled == [1, 2 + 2 + 2 * 40]  # logits; in eager PyTorch embedding, cos and sin, and the residuals too
+
+
 def test_latent_attention_reads_a_short_cache_in_decode() -> None:
     served = build_graph("deepseek-v3", ModelOptions(phase="decode", seq=4096, stack="engine"))
     (attention,) = {op for op, _ in served.calls() if isinstance(op, LatentAttention)}
