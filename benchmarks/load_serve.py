@@ -62,6 +62,7 @@ class Client:
     def __init__(self, port: int, address: str, found: Times) -> None:
         self._port, self._address, self._found = port, address, found
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._made: list[asyncio.StreamWriter] = []
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._known: set[str] = set()
 
@@ -96,11 +97,13 @@ class Client:
         return answer
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(self._address, 0))
+        pair = await asyncio.open_connection("127.0.0.1", self._port, local_addr=(self._address, 0))
+        self._made.append(pair[1])
+        return pair
 
     def close(self) -> None:
         """Close all connections."""
-        for _, writer in self._free:
+        for writer in self._made:  # those of requests that failed or were cancelled too
             writer.close()
         self._free.clear()
 
@@ -176,11 +179,11 @@ async def upload(port: int, number: int) -> None:
     """Send 20,000 distinct operators, which is what one upload may hold, again and again."""
     ops = [{"op": "linear", "m": 16 + number + 8 * i, "n": 4096, "k": 4096} for i in range(20_000)]
     client = Client(port, f"127.0.0.{2 + number}", defaultdict(list))
-    while True:
-        await client.ask(
-            "upload", "/api/view", {"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}
-        )
-        await asyncio.sleep(0.05)
+    content = {"name": "x", "ops": ops}
+    with contextlib.closing(client):
+        while True:
+            await client.ask("upload", "/api/view", {"gpu": "h200", "file": {"name": "w", "content": content}})
+            await asyncio.sleep(0.05)
 
 
 async def drip(port: int, number: int) -> None:
@@ -189,13 +192,13 @@ async def drip(port: int, number: int) -> None:
         with contextlib.suppress(OSError):
             address = (f"127.0.0.{10 + number // 32}", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
-            writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-            while not reader.at_eof():
-                writer.write(b"X-More: 1\r\n")
-                await writer.drain()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(1), 0.5)
-            writer.close()
+            with contextlib.closing(writer):
+                writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                while not reader.at_eof():
+                    writer.write(b"X-More: 1\r\n")
+                    await writer.drain()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 0.5)
         await asyncio.sleep(0.5)
 
 

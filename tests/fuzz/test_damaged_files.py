@@ -7,6 +7,7 @@ A normal run tries some dozens of mutations per reader. The nightly run tries 10
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -395,6 +396,23 @@ def test_what_has_no_end_or_is_no_file_is_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "arrays.npz").mkdir()
     with pytest.raises(BadInput, match="a folder"):
         read_bundle(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("nvprof", b"1100", b"\r100"),
+        ("clock steps", b"1 V", b"\r V"),
+        ("kernel list", b"300", b"30\x1d"),
+        ("launches", b"[1, 2, 3]", b"5"),
+    ],
+)
+def test_rare_damage_gets_a_value_or_a_sentence(tmp_path: Path, name: str, old: bytes, new: bytes) -> None:
+    """Some of 20,000 mutations that the normal run does not draw were internal errors."""
+    read, good = make_readers(tmp_path)[name]
+    data = json.dumps(good).encode() if isinstance(good, dict) else good
+    with contextlib.suppress(BadInput):
+        assert read(data.replace(old, new)) is not None
 
 
 @pytest.mark.parametrize("config", ["", "[1]", '{"model_type": ', "[" * 100_000])

@@ -245,7 +245,8 @@ def read_launches(path: Path) -> LaunchLog:
         raise bad_value(path.name, "kernels (events of category kernel)", seen, "Profile CUDA activity too.")
     launches = []
     for e in kernels:
-        grid, block = (tuple(e.args.get(name, ())) for name in ("grid", "block"))
+        sides = [e.args.get(name) for name in ("grid", "block")]
+        grid, block = (tuple(side) if isinstance(side, list) else () for side in sides)
         if len(grid) != 3 or len(block) != 3 or not all(isinstance(n, int) for n in (*grid, *block)):
             raise bad_value(f"{path.name}: {e.name}", "grid and block of three numbers each", f"{grid} and {block}")
         launches.append(KernelLaunch(make_launch_key(e.name, grid, block), 1e-6 * e.ts, 1e-6 * e.dur))

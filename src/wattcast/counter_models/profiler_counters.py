@@ -98,7 +98,7 @@ def read_nvprof(path: Path) -> dict[str, dict[str, float]]:
     """
     sums: dict[str, dict[str, tuple[float, float]]] = {}
     header: list[str] = []
-    for row in csv.reader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"))):
+    for row in csv.reader(io.StringIO(read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"), newline=None)):
         if row and row[0] == "Device":
             header = row
         cell = dict(zip(header, row, strict=False))

@@ -277,7 +277,7 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
 
     Returns first samples, clocks (``clock_hz`` where none is given) and voltages (NaN where none is given).
     """
-    reader = csv.DictReader(io.StringIO(read_bytes(path, _MAX_STEPS_BYTE).decode("utf-8", "replace")))
+    reader = csv.DictReader(io.StringIO(read_bytes(path, _MAX_STEPS_BYTE).decode("utf-8", "replace"), newline=None))
     names = reader.fieldnames or []
     if "sample" not in names or not set(names) <= {"sample", "clock", "voltage"}:
         raise bad_value(f"{path.name}: header", "sample,clock,voltage", ",".join(names))

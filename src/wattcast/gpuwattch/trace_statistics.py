@@ -227,7 +227,7 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
         launches = list(reader)
         for line, row in enumerate(launches, start=2):
             for key in ("uid", "samples", "cycles"):
-                if row.get(key) and not str(row[key]).strip().isdigit():
+                if row.get(key) and not str(row[key]).strip(" ").isdecimal():
                     raise bad_value(f"{where}: line {line}: {key}", "a whole number", row[key])
     else:
         launches = [{"name": clip_text(line.strip(), 4096)} for line in lines]
