@@ -45,7 +45,7 @@ class KernelRows:
     blocks: tuple[tuple[int, ...], ...]  # of each named kernel
     number: dict[str, Array]
     fit: Mask  # not flagged
-    learning: Mask  # picked to learn from, and no sample to judge by
+    learning: Mask  # to learn from alone: picked for it, or repeats of a kernel on another card
     source: str
     card: str
     held_out: Mask | None = None  # rows that must never be fitted to; None: the database names none
@@ -103,7 +103,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         }
         | {CARD: np.array([_number_card(row) for row in plain])},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
-        learning=np.array([row.get("chosen") == "learning" for row in plain], dtype=bool),
+        learning=np.array([row.get("chosen") in ("learning", "common") for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
         held_out=np.array(held) if any(held := [_is_held_out(row) for row in plain]) else None,
