@@ -131,7 +131,7 @@ class ModelOptions:
     @classmethod
     def from_names(cls, **given: object) -> ModelOptions:
         """Make options from names and words as people and files give them."""
-        for name in given.keys() - OPTION_NAMES:
+        for name in (name for name in given if name not in OPTION_NAMES):
             raise unknown_option_error(name)
         return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
 
