@@ -72,11 +72,14 @@ def test_an_odd_row_does_not_rule() -> None:
 
 
 def test_a_twin_is_left_as_it_is(twin: Setting) -> None:
-    own = twin.own.select_rows(drawn(twin.own, 50, 0))
-    with one_thread():
-        found = move_forecast(own, twin.gpu, twin.parent, twin.idle)
-        before, after = (errors(b, twin.test, twin.gpu) for b in (twin.parent, found.bundle))
-    assert (after < 1.05 * before).all()
+    """Fifty rows have seventeen of power, and one draw in six moves it by more than the mean of the draws does."""
+    before, after = errors(twin.parent, twin.test, twin.gpu), []
+    for seed in range(6):
+        own = twin.own.select_rows(drawn(twin.own, 50, seed))
+        with one_thread():
+            found = move_forecast(own, twin.gpu, twin.parent, twin.idle)
+            after.append(errors(found.bundle, twin.test, twin.gpu))
+    assert (np.mean(after, axis=0) < 1.05 * before).all()
 
 
 @pytest.mark.slow
