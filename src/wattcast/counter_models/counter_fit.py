@@ -202,9 +202,12 @@ def _predict_test(
 
 
 def _fit_kind(
-    bench: model_selection.FitWorkbench, model: CounterModelKind, how: CounterFitOptions, count: int,
+    bench: model_selection.FitWorkbench,
+    model: CounterModelKind,
+    how: CounterFitOptions,
+    count: int,
     progress: model_selection.ProgressSink,
-) -> FittedModelKind:  # fmt: skip
+) -> FittedModelKind:
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
     labels = {"benchmark": np.arange(table.benchmarks)}

@@ -103,9 +103,12 @@ class PowerEstimate:
 
 
 def estimate_launch_power(
-    launches: Sequence[KernelLaunch], book: CounterBook, model: PowerModel, at: OperatingPoint,
+    launches: Sequence[KernelLaunch],
+    book: CounterBook,
+    model: PowerModel,
+    at: OperatingPoint,
     background: Mapping[str, float] | None = None,
-) -> PowerEstimate:  # fmt: skip
+) -> PowerEstimate:
     """Estimate power over time of launches whose counters are in the book.
 
     A launch that was not timed takes T = cycles / f [Stokke2016, Eq. 11]. Counts spread evenly over a launch; kernels

@@ -290,9 +290,13 @@ def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, i
 
 
 def held_out_errors(
-    bench: FitWorkbench, model: CounterModelKind, settings: FitSettings, train: Mask, inner: Sequence[Mask],
+    bench: FitWorkbench,
+    model: CounterModelKind,
+    settings: FitSettings,
+    train: Mask,
+    inner: Sequence[Mask],
     anchored: bool = False,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the mean absolute percentage error of each benchmark of ``train`` with its inner fold held out."""
     table = bench.table
     error = np.full(table.rows, np.nan)
@@ -332,9 +336,13 @@ class HeldOutPrediction:
 
 
 def predict_held_out(
-    bench: FitWorkbench, model: CounterModelKind, labels: LabelCodes, by: str, folds: int = 0,
+    bench: FitWorkbench,
+    model: CounterModelKind,
+    labels: LabelCodes,
+    by: str,
+    folds: int = 0,
     progress: ProgressSink = ignore_progress,
-) -> HeldOutPrediction:  # fmt: skip
+) -> HeldOutPrediction:
     """Hold out each label in turn (or ``folds`` parts of them), choose settings within the rest, and predict it.
 
     The held-out rows influence nothing: neither settings nor the scale of a column, voltages or costs. With the power

@@ -35,10 +35,16 @@ class BuiltComponentModel:
 
 
 def build_component_model(
-    architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet, *, sm_count: float | None = None,
-    leakage: Leakage | None = None, voltage: VoltageCurve | None = None, threads: float | None = None,
+    architecture: ChipArchitecture,
+    table: EnergyTable,
+    components: ComponentSet,
+    *,
+    sm_count: float | None = None,
+    leakage: Leakage | None = None,
+    voltage: VoltageCurve | None = None,
+    threads: float | None = None,
     capped: bool | None = None,
-) -> BuiltComponentModel:  # fmt: skip
+) -> BuiltComponentModel:
     """Fold energies and scaling factors into a power model.
 
     The coefficient of a counter in a component is its scaling factor times the sum of the energies that the component

@@ -374,9 +374,12 @@ class MetricTrace:
 
 
 def open_metric_trace(
-    path: Path, dialect: SimulatorDialect, scaling: Mapping[str, float] | None = None,
-    custom: Mapping[str, str] | None = None, follow_s: float = 0.0,
-) -> MetricTrace:  # fmt: skip
+    path: Path,
+    dialect: SimulatorDialect,
+    scaling: Mapping[str, float] | None = None,
+    custom: Mapping[str, str] | None = None,
+    follow_s: float = 0.0,
+) -> MetricTrace:
     """Open a metric trace and find the event of every column.
 
     ``scaling`` holds the architecture file's factors, for counters that the simulator wrote already scaled.

@@ -125,9 +125,15 @@ class BankCost:
 
 
 def bank_cost(
-    tech: Technology, ports: ArrayPorts, part: ArrayPartition, address_bit: Array, in_bit: int, out_bit: int,
-    tag_ways: int = 0, toggle: float = 1.0,
-) -> BankCost:  # fmt: skip
+    tech: Technology,
+    ports: ArrayPorts,
+    part: ArrayPartition,
+    address_bit: Array,
+    in_bit: int,
+    out_bit: int,
+    tag_ways: int = 0,
+    toggle: float = 1.0,
+) -> BankCost:
     """Return energy of a read and a write, delay, leakage and size of a bank, for every partition.
 
     E_read = active mats · (decoder + precharge + bitlines at the read swing + sense amplifiers + output) + H-trees

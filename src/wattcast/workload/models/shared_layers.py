@@ -373,9 +373,12 @@ def prenorm_layer(
 
     attend_all = partial(self_attention, run, heads=heads, causal=causal, mask=mask, wide_softmax=wide_softmax)
     return add_parts(
-        run, x, input_first=input_first, attention=lambda y: scale(attend_all(y)),
+        run,
+        x,
+        input_first=input_first,
+        attention=lambda y: scale(attend_all(y)),
         mlp=lambda y: scale(feed_forward(run, y, width, function)),
-    )  # fmt: skip
+    )
 
 
 def add_parts(
@@ -567,9 +570,18 @@ def paged_attention(
             whole, rest = divmod(length, chunk)
             groups = ((batch * whole, chunk, chunk), *(((batch, rest, rest),) if rest else ()))
         op: Operator = engine.PagedAttention(
-            heads, k.shape[2], dim, groups, run.cache_dtype, window, splits=splits, bound=last, softcap=softcap,
-            sink=sink, dtype=q.dtype,
-        )  # fmt: skip
+            heads,
+            k.shape[2],
+            dim,
+            groups,
+            run.cache_dtype,
+            window,
+            splits=splits,
+            bound=last,
+            softcap=softcap,
+            sink=sink,
+            dtype=q.dtype,
+        )
     else:
         op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
     out = tape.launch(op, (q, k, v), (batch, length, heads * dim))

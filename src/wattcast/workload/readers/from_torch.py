@@ -75,9 +75,16 @@ def capture(
 
 
 def capture_module(
-    module: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, name: str = "",
-    train: bool = False, loss: Callable[[Any], Any] | None = None, tf32: bool = False, step: bool = True,
-) -> CapturedModule:  # fmt: skip
+    module: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str = "",
+    train: bool = False,
+    loss: Callable[[Any], Any] | None = None,
+    tf32: bool = False,
+    step: bool = True,
+) -> CapturedModule:
     """Run ``module(*args, **kwargs)`` without data and record every operator.
 
     Parameters and tensors may be real or meta; real ones are only looked at. A yes-or-no question about data ("is
