@@ -114,7 +114,7 @@ def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
         if None in row or None in row.values():
             raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames or ())} cells", "more or fewer")
     if not rows:
-        raise bad_value(where, "one line per kernel below a header", "nothing")
+        raise bad_value(where, "one line at least below a header", "nothing")
     return rows
 
 
