@@ -159,7 +159,7 @@ def own_ends(
     typical = scale_ratios(ratio, near, line)
     names = [str(name) for name in np.unique(family)]
     if quantity == "power":
-        return line, {name: power_ends(typical, family, name, INTERVAL_LEVEL) for name in names}
+        return line, {name: power_ends(typical, family, name) for name in names}
     return line, {name: conformal_ends(typical[family == name], INTERVAL_LEVEL) for name in names}
 
 

@@ -24,7 +24,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
-from wattcast.fit.few_rows_fit import MOVED_PHASES, IdleRows, _move_corrections, move_forecast
+from wattcast.fit.few_rows_fit import MOVED_PHASES, IdleRows, move_corrections, move_forecast
 from wattcast.fit.held_out import predict_with_bundle
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
@@ -100,7 +100,7 @@ def distorted(base: Setting, seed: int) -> Setting:
     module_factor = np.exp(rng.normal(0.0, _ENERGY) + own_shift).tolist()
     truth = replace(
         base.parent,
-        corrections=_move_corrections(base.parent.corrections, theta, families, []),
+        corrections=move_corrections(base.parent.corrections, theta, families, []),
         power=power.scale_energy(dict(zip(power.scalable_parts, module_factor, strict=True)), idle_factor=idle),
     )
     own_rows, test = (_scaled(rows, base, truth) for rows in (base.own, base.test))

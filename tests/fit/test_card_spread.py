@@ -118,7 +118,7 @@ def test_measured_cards_are_weighed_with_the_published_figures() -> None:
 
 def test_a_shift_of_residuals_widens_and_never_narrows() -> None:
     known = published_spread()
-    small, large = (CardShift("b", "a", "power", shift, 0.005, 50) for shift in (0.001, 0.12))
+    small, large = (CardShift("b", shift, 0.005, 50) for shift in (0.001, 0.12))
     assert combine_spread({"latency": [], "power": [small]}).power == known.power
     assert combine_spread({"latency": [], "power": [large]}).power > 1.5 * known.power
 

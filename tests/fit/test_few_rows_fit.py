@@ -48,8 +48,8 @@ def test_rows_that_say_nothing_move_nothing() -> None:
         lambda t: target - slopes @ t, lambda _: slopes, [ShrinkageLevel("all", range(3), 0.1)], np.full(50, 0.1)
     )
     free = np.linalg.lstsq(slopes, target, rcond=None)[0]
-    assert np.abs(found.theta).max() < np.abs(free).max()
-    assert np.abs(found.theta).max() < 0.05
+    assert np.abs(found).max() < np.abs(free).max()
+    assert np.abs(found).max() < 0.05
 
 
 def test_a_clear_shift_is_followed() -> None:
@@ -57,9 +57,7 @@ def test_a_clear_shift_is_followed() -> None:
     found = shrink_towards_forecast(
         lambda t: target - slopes @ t, lambda _: slopes, [ShrinkageLevel("all", range(3), 0.1)], np.full(80, 0.1)
     )
-    assert found.theta == pytest.approx([0.4, 0.0, 0.0], abs=0.06)
-    assert found.spreads["all"] > 0.15
-    assert (found.deviation < 0.05).all()
+    assert found == pytest.approx([0.4, 0.0, 0.0], abs=0.06)
 
 
 def test_an_odd_row_does_not_rule() -> None:
@@ -68,7 +66,7 @@ def test_an_odd_row_does_not_rule() -> None:
     found = shrink_towards_forecast(
         lambda t: target - slopes @ t, lambda _: slopes, [ShrinkageLevel("all", range(3), 0.1)], np.full(60, 0.05)
     )
-    assert found.theta[0] == pytest.approx(0.2, abs=0.08)
+    assert found[0] == pytest.approx(0.2, abs=0.08)
 
 
 def test_a_twin_is_left_as_it_is(twin: Setting) -> None:

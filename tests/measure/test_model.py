@@ -17,13 +17,7 @@ from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import Provenance
-from wattcast.counter_models.launch_power import (
-    CounterBook,
-    LaunchKey,
-    read_counter_book,
-    read_launches,
-    save_counter_book,
-)
+from wattcast.counter_models.launch_power import LaunchKey, read_counter_book, read_launches
 from wattcast.power.power_model import SavedModel, save_model
 from wattcast.power.rate_power import RatePower
 
@@ -44,10 +38,15 @@ def files(tmp_path: Path) -> SimpleNamespace:
     """A model of 100 W and 1 nJ an instruction, and the counters of one kernel: 0.4 J a launch."""
     model = RatePower(100.0, {"warp_instruction": 1e-9})
     save_model(SavedModel("made", model, Provenance("made for a test")), tmp_path / "model.yaml")
-    save_counter_book(CounterBook().with_pass(KEY, {"warp_instruction": 4e8}), tmp_path / "book.json")
+    write_book(tmp_path / "book.json", KEY, 4e8)
     return SimpleNamespace(
         model=str(tmp_path / "model.yaml"), book=str(tmp_path / "book.json"), trace=str(tmp_path / "trace.json")
     )
+
+
+def write_book(path: Path, key: LaunchKey, instructions: float) -> None:
+    counted = vars(key) | {"count": {"warp_instruction": instructions}, "passes": {"warp_instruction": 1}}
+    path.write_text(json.dumps({"format": 1, "kernels": [counted]}))
 
 
 def command_line(*arguments: str) -> str:
@@ -84,9 +83,7 @@ def test_launches_give_the_power_of_the_stretch_that_was_measured(
 
 
 def test_a_kernel_without_counters_is_named_and_its_time_left_out(standin: StandIn, files: SimpleNamespace) -> None:
-    save_counter_book(
-        CounterBook().with_pass(LaunchKey("other", (1, 1, 1), (1, 1, 1)), {"warp_instruction": 1.0}), Path(files.book)
-    )
+    write_book(Path(files.book), LaunchKey("other", (1, 1, 1), (1, 1, 1)), 1.0)
     out = command_line(
         *("run", "--source", "nvml", "--model", files.model, "--counters", files.book, "--launches", files.trace),
         *("--", sys.executable, "-c", TRACED, files.trace),

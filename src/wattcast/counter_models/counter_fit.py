@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core.arrays import Array, Mask
+from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, fit_diagnostics, gpmtool_files, model_selection
@@ -161,7 +161,7 @@ def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str
 def fit_counters(
     tables: Mapping[str, CounterTable],
     options: CounterFitOptions | None = None,
-    progress: model_selection.ProgressSink = model_selection.ignore_progress,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> CounterFit:
     """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to measure.
 
@@ -185,20 +185,14 @@ def fit_counters(
     words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
     words += [f"Voltage of the {r.rail} rail: {r.reason}" for r in rails if not r.identifiable]
     words += [f"Not trained on: {name}: {reason}." for name, reason in scaled.left_out.items()]
-    everything = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
-    tested = _predict_test(everything, kinds, train, test) if test.any() else None
+    tested = None
+    if test.any():  # is predicted by models of the same settings, fitted to the others
+        bench = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
+        rows = np.flatnonzero(test[bench.table.benchmark])
+        names = tuple(bench.table.benchmark_names[b] for b in bench.table.benchmark[rows])
+        found = {model: bench.predict(bench.fit(model, kind.settings, train))[rows] for model, kind in kinds.items()}
+        tested = HeldBackRows(names, bench.table.power_w[rows], found)
     return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested)
-
-
-def _predict_test(
-    bench: model_selection.FitWorkbench, kinds: Mapping[CounterModelKind, FittedModelKind], train: Mask, test: Mask
-) -> HeldBackRows:
-    """Predict the rows of the table's test with models of the same settings, fitted to the others."""
-    table = bench.table
-    rows = np.flatnonzero(test[table.benchmark])
-    names = tuple(table.benchmark_names[b] for b in table.benchmark[rows])
-    found = {model: bench.predict(bench.fit(model, kind.settings, train))[rows] for model, kind in kinds.items()}
-    return HeldBackRows(names, table.power_w[rows], found)
 
 
 def _fit_kind(
@@ -206,7 +200,7 @@ def _fit_kind(
     model: CounterModelKind,
     how: CounterFitOptions,
     count: int,
-    progress: model_selection.ProgressSink,
+    progress: Callable[[str], None],
 ) -> FittedModelKind:
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
@@ -336,12 +330,10 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
         errors["never trained on"] = result.tested.mape(main.model)
     if known is not None:
         errors["held out by benchmark, power at the default clocks known"] = known.mape
-    source = (
-        f"wattcast lab fit counters {__version__}, {table.name}: {table.rows} rows of {table.benchmarks} benchmarks"
-    )
-    when = datetime.now(tz=UTC).date().isoformat()
-    notes = (*table.notes, *result.warnings)
-    return SavedModel(name, main.power, Provenance(source, when, device), errors, notes, table.scaling)
+    rows = f"{table.rows} rows of {table.benchmarks} benchmarks"
+    source = f"wattcast lab fit counters {__version__}, {table.name}: {rows}"
+    origin = Provenance(source, datetime.now(tz=UTC).date().isoformat(), device)
+    return SavedModel(name, main.power, origin, errors, (*table.notes, *result.warnings), table.scaling)
 
 
 def predict_programs(result: CounterFit, work: ApplicationUtilisations, measured: MeasuredPrograms) -> CounterFit:

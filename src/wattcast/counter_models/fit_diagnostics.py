@@ -8,6 +8,7 @@ free parameters as well, so their uncertainty reaches the costs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -49,9 +50,7 @@ class FitDiagnosis:
 
 def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosis:
     """Diagnose a fit to the benchmarks of ``train``; a singular design is refused."""
-    felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
-    gram = fit.grams.summed(train)
-    total = (gram[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
+    total = rail_terms.sum_at_voltage(fit.grams, fit.grams.summed(train), fit.inferred.voltage)[:-1, :-1]
     rail_terms.check_rank(total, fit.design.names, table.name)
     covariance, free = _estimate_covariance(fit, train)
     width = fit.grams.width
@@ -84,13 +83,12 @@ def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     free = np.ones(columns.shape[-1] - 1, dtype=bool)
     bound = np.array([not signed for signed in fit.signed])
     free[:width] = ~(bound & (fit.inferred.coefficient <= 0))
-    moved = np.diag(rail_terms.project_grams(fit.grams.summed(train), columns))[:-1] > 0
-    free &= moved
+    bread = rail_terms.project_grams(fit.grams.summed(train), columns)[:-1, :-1]
+    free &= np.diag(bread) > 0
     felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
     miss = np.concatenate([-felt * fit.inferred.coefficient, np.ones((felt.shape[0], 1))], axis=1)
     cells = fit.grams.cell[train]
     score = np.einsum("pij,bpi->bj", columns[:, :, :-1], np.einsum("bpij,pj->bpi", cells, miss))
-    bread = rail_terms.project_grams(fit.grams.summed(train), columns)[:-1, :-1]
     if fit.penalty is not None:
         bread[:width, :width] += fit.penalty
     index = np.flatnonzero(free)
@@ -189,17 +187,15 @@ def try_training_clocks(
     Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ; costs and voltages are
     fitted at the training clocks, and voltages between them lie on straight lines.
     """
-    core, memory = np.unique(bench.clock_hz), np.unique(bench.memory_clock_hz)
-    reference = bench.reference_hz
-    sizes = [(a, b) for a in (*CLOCK_COUNTS, core.size) for b in (1, 2, memory.size)]
-    fitting = [(a, b) for a, b in sizes if a <= core.size and b <= memory.size]
-    spread = ((_spread_clocks(core, a, reference[0]), _spread_clocks(memory, b, reference[1])) for a, b in fitting)
-    subsets = dict.fromkeys(spread)
+    table, spread = bench.table, []
+    for clocks_hz, reference_hz in zip((bench.clock_hz, bench.memory_clock_hz), bench.reference_hz, strict=True):
+        seen = np.unique(clocks_hz)
+        counts = (*CLOCK_COUNTS, seen.size) if clocks_hz is bench.clock_hz else (1, 2, seen.size)
+        spread.append([_spread_clocks(seen, n, reference_hz) for n in counts if n <= seen.size])
     out = []
-    for core_hz, memory_hz in subsets:
+    for core_hz, memory_hz in dict.fromkeys(product(*spread)):
         clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)
-        table = bench.table
-        plain_w, known_w = np.zeros(table.rows), np.zeros(table.rows)
+        plain_w, known_w = np.zeros((2, table.rows))
         for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
             fit = bench.fit(model, settings, ~fold, clocks)
             rows = fold[table.benchmark]
@@ -226,8 +222,7 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     once however many clocks it is run at, since its rows err together.
     """
     table = bench.tables[fit.settings.variant]
-    felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
-    total = (fit.grams.summed(train)[:, :-1, :-1] * felt[:, :, np.newaxis] * felt[:, np.newaxis, :]).sum(axis=0)
+    total = rail_terms.sum_at_voltage(fit.grams, fit.grams.summed(train), fit.inferred.voltage)[:-1, :-1]
     if fit.penalty is not None:
         total = total + fit.penalty
     unit = np.sqrt(np.diag(total))

@@ -21,7 +21,6 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, check_names
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
-from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_ncu_launches, read_nvprof
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
@@ -39,7 +38,6 @@ class LaunchKey:
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    shared_byte: int = 0  # dynamic shared memory
 
 
 @dataclass(frozen=True)
@@ -145,47 +143,6 @@ def estimate_launch_power(
     return PowerEstimate(edges[:-1], activity, model.power(activity), known, unknown)
 
 
-class _CountedLaunch(msgspec.Struct, forbid_unknown_fields=True):
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    count: dict[str, float]
-    passes: dict[str, int]
-    shared_byte: int = 0
-
-
-class _CounterBookFile(msgspec.Struct, forbid_unknown_fields=True):
-    format: int
-    kernels: list[_CountedLaunch]
-
-
-def save_counter_book(book: CounterBook, path: Path) -> None:
-    """Write a counter book as JSON, for later runs of ``measure run --counters``."""
-    counted = [
-        _CountedLaunch(k.kernel, k.grid, k.block, dict(counts), dict(book.passes[k]), k.shared_byte)
-        for k, counts in book.count.items()
-    ]
-    file = _CounterBookFile(COUNTER_BOOK_FORMAT, counted)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1))
-
-
-def load_counter_book(path: Path) -> CounterBook:
-    """Read a counter book that was written as JSON."""
-    file = decode_json(read_bytes(path), _CounterBookFile, path.name)
-    if file.format != COUNTER_BOOK_FORMAT:
-        raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
-    count, passes = {}, {}
-    for entry in file.kernels:
-        for event, value in entry.count.items():
-            check_names("event", event, known_events(), "")
-            if value < 0 or entry.passes.get(event, 0) < 1:
-                where = f"{path.name}: {entry.kernel}: {event}"
-                raise bad_value(where, "a count of zero or more, and its passes", value)
-        key = LaunchKey(entry.kernel, entry.grid, entry.block, entry.shared_byte)
-        count[key], passes[key] = entry.count, entry.passes
-    return CounterBook(count, passes)
-
-
 def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
     if launch.duration_s is not None:
         if not launch.duration_s > 0:
@@ -289,13 +246,36 @@ def find_clock_hz(launches: Sequence[KernelLaunch], book: CounterBook) -> float 
     return sum(c for c, _ in known) / sum(s for _, s in known) if known else None
 
 
+class _CountedLaunch(msgspec.Struct, forbid_unknown_fields=True):
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    count: dict[str, float]
+    passes: dict[str, int]
+    shared_byte: int = 0  # which no trace of launches holds
+
+
+class _CounterBookFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    kernels: list[_CountedLaunch]
+
+
 def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
     """Read a counter book (JSON), an export of ``ncu --csv``, a report of ncu (``.ncu-rep``), or ``nvprof --csv``."""
-    if path.suffix == ".json":
-        book = load_counter_book(path)  # traces do not hold dynamic shared memory
-        keys = {key: LaunchKey(plain_kernel_name(key.kernel), key.grid, key.block) for key in book.count}
-        return CounterBook({keys[k]: v for k, v in book.count.items()}, {keys[k]: v for k, v in book.passes.items()})
     book = CounterBook()
+    if path.suffix == ".json":
+        file = decode_json(read_bytes(path), _CounterBookFile, path.name)
+        if file.format != COUNTER_BOOK_FORMAT:
+            raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
+        for entry in file.kernels:
+            check_names("event", entry.count, known_events(), "")
+            bad = [event for event, value in entry.count.items() if value < 0 or entry.passes.get(event, 0) < 1]
+            if bad:
+                where = f"{path.name}: {entry.kernel}: {bad[0]}"
+                raise bad_value(where, "a count of zero or more, and its passes", entry.count[bad[0]])
+            key = make_launch_key(entry.kernel, entry.grid, entry.block)
+            book = CounterBook({**book.count, key: entry.count}, {**book.passes, key: entry.passes})
+        return book
     if b'"Invocations","Metric Name"' in read_bytes(path, MAX_LAUNCH_TRACE_BYTE):
         for kernel, counts in read_nvprof(path).items():
             book = book.with_pass(make_launch_key(kernel, ANY_SIZE, ANY_SIZE), counts)

@@ -6,7 +6,6 @@ or one of a few parts. All rows of a benchmark stay on one side.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -316,23 +315,15 @@ def held_out_errors(
 INNER_FOLDS = 4
 MANY_BENCHMARKS = 40  # above so many, there are a few inner folds instead of one per benchmark
 
-ProgressSink = Callable[[str], None]
-
-
-def ignore_progress(_: str) -> None:
-    """Show no progress."""
-
 
 @dataclass(frozen=True)
 class HeldOutPrediction:
     """Predictions of rows whose benchmark, group or cluster was held out."""
 
-    by: str
     predicted_w: Array  # (row,)
-    anchored_w: Array | None  # with the power at the default clocks known
     score: PowerErrors
-    anchored: PowerErrors | None
-    settings: tuple[tuple[FitSettings, int], ...]  # chosen, and in how many folds
+    anchored_w: Array | None = None  # with the power at the default clocks known
+    anchored: PowerErrors | None = None
 
 
 def predict_held_out(
@@ -341,7 +332,7 @@ def predict_held_out(
     labels: LabelCodes,
     by: str,
     folds: int = 0,
-    progress: ProgressSink = ignore_progress,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> HeldOutPrediction:
     """Hold out each label in turn (or ``folds`` parts of them), choose settings within the rest, and predict it.
 
@@ -352,22 +343,18 @@ def predict_held_out(
     if np.unique(labels).size < 2:
         raise bad_value(table.name, f"at least two {by}s to hold out", f"{np.unique(labels).size}")
     predicted_w, anchored_w = np.full((2, table.rows), np.nan)
-    chosen: Counter[FitSettings] = Counter()
     outer = deal_folds(labels, folds) if folds else folds_by_label(labels)
     for index, fold in enumerate(outer):
         train = ~fold
-        settings = choose_settings(bench, model, train, deal_inner_folds(labels, train))
-        chosen[settings] += 1
-        fit = bench.fit(model, settings, train)
+        fit = bench.fit(model, choose_settings(bench, model, train, deal_inner_folds(labels, train)), train)
         rows = fold[table.benchmark]
         predicted_w[rows] = bench.predict(fit)[rows]
         if bench.anchor is not None:
             anchored_w[rows] = bench.anchored(fit)[rows]
         if (index + 1) * 10 // len(outer) > index * 10 // len(outer):
             progress(f"{model}: {index + 1} of {len(outer)} held out by {by}")
-    known = anchored_w if bench.anchor is not None else None
-    scores = score_prediction(table, predicted_w), score_prediction(table, known) if known is not None else None
-    return HeldOutPrediction(by, predicted_w, known, *scores, tuple(chosen.most_common()))
+    known = (anchored_w, score_prediction(table, anchored_w)) if bench.anchor is not None else ()
+    return HeldOutPrediction(predicted_w, score_prediction(table, predicted_w), *known)
 
 
 def deal_inner_folds(labels: LabelCodes, train: Mask) -> list[Mask]:

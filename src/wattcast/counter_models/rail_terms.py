@@ -91,7 +91,9 @@ def build_terms(
             if np.ptp(clock_hz) > 0:
                 add(f"{name} clock", clock_hz)
     for rail, name in enumerate(RAILS) if on_rails else ():
-        if shows_leakage(table, name):
+        # leakage is told from base power by a voltage that varies; that of memory hardly moves [Stokke2016]
+        varies = table.voltage_v.get(name, table.clock_hz if name == "core" else np.ones(1))
+        if np.ptp(varies) > 0:
             add(f"{name} leakage", np.ones(1), 1, rail)
         if name not in INFERABLE:
             continue
@@ -133,16 +135,6 @@ def describe_missing_terms(table: CounterTable) -> list[str]:
             "No row shows an idle device: what being active costs by itself cannot be told from clock power."
         )
     return words
-
-
-def shows_leakage(table: CounterTable, rail: str) -> bool:
-    """Whether leakage of a rail can be told from base power: its voltage varies, or will be inferred.
-
-    Only the core's is inferred, because memory voltage hardly moves [Stokke2016].
-    """
-    if rail in table.voltage_v:
-        return bool(np.ptp(table.voltage_v[rail]) > 0)
-    return rail == "core" and bool(np.ptp(table.clock_hz) > 0)
 
 
 def has_idle_rows(table: CounterTable) -> bool:
@@ -362,8 +354,7 @@ class InferredVoltages:
     theta: Array
     voltage: Array  # (point, 2)
     squares: float
-    steps: int
-    converged: bool
+    converged: bool = True
 
 
 def plan_voltages(
@@ -397,8 +388,8 @@ def infer_voltages(
     voltage, _ = how.voltages(theta)
     coefficient, squares = _solve_at_voltage(grams, gram, voltage, signed, penalty)
     if theta.size == 0:
-        return InferredVoltages(coefficient, theta, voltage, squares, 0, True)
-    for step in range(1, MOST_VOLTAGE_STEPS + 1):
+        return InferredVoltages(coefficient, theta, voltage, squares)
+    for _ in range(MOST_VOLTAGE_STEPS):
         total = project_grams(gram, fit_jacobian(grams, how, theta, coefficient))
         width, wide = coefficient.size, None
         if penalty is not None:
@@ -415,12 +406,12 @@ def infer_voltages(
             if fallen < squares:
                 break
         else:
-            return InferredVoltages(coefficient, theta, how.voltages(theta)[0], squares, step, True)
+            return InferredVoltages(coefficient, theta, how.voltages(theta)[0], squares)
         gain = (squares - fallen) / max(squares, 1e-300)
         theta, coefficient, squares = trial, tried, fallen
         if gain < CONVERGED:
-            return InferredVoltages(coefficient, theta, voltage, squares, step, True)
-    return InferredVoltages(coefficient, theta, voltage, squares, MOST_VOLTAGE_STEPS, False)
+            return InferredVoltages(coefficient, theta, voltage, squares)
+    return InferredVoltages(coefficient, theta, voltage, squares, converged=False)
 
 
 def voltage_factors(grams: GramCells, voltage: Array) -> tuple[Array, Array]:
@@ -462,14 +453,18 @@ def project_grams(gram: Array, columns: Array) -> Array:
 def _solve_at_voltage(
     grams: GramCells, gram: Array, voltage: Array, signed: tuple[bool, ...], penalty: Array | None
 ) -> tuple[Array, float]:
-    felt, _ = voltage_factors(grams, voltage)
-    width = felt.shape[1]
-    whole = np.concatenate([felt, np.ones((felt.shape[0], 1))], axis=1)
-    total = (gram * whole[:, :, np.newaxis] * whole[:, np.newaxis, :]).sum(axis=0)
-    coefficient = solve_costs(total[:width, :width], total[:width, width], signed, penalty)
+    total = sum_at_voltage(grams, gram, voltage)
+    coefficient = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
     error = np.append(-coefficient, 1.0)
     squares = float(error @ total @ error)
     return coefficient, squares + (float(coefficient @ penalty @ coefficient) if penalty is not None else 0.0)
+
+
+def sum_at_voltage(grams: GramCells, gram: Array, voltage: Array) -> Array:
+    """Return the Gram of all points at their voltages, ``(term + 1, term + 1)``; the target is last."""
+    felt, _ = voltage_factors(grams, voltage)
+    whole = np.concatenate([felt, np.ones((felt.shape[0], 1))], axis=1)
+    return np.asarray((gram * whole[:, :, np.newaxis] * whole[:, np.newaxis, :]).sum(axis=0))
 
 
 @cache

@@ -77,17 +77,16 @@ def predict_models(
 ) -> tuple[Array, Array]:
     """Predict latency and mean power of every row, ``(row,)``, with factors applied."""
     priced = apply_factors(bundle, {k: v for k, v in factors.items() if k == IDLE_OFFSET or k.endswith("energy")})
-    found = [_predict_row(row, factors, gpu, priced) for row in rows]
-    return np.array([t for t, _ in found]), np.array([w for _, w in found])
-
-
-def _predict_row(row: AnalysedModel, factors: Mapping[str, float], gpu: Gpu, bundle: Bundle) -> tuple[float, float]:
-    m, timeline = row.measured, scale_timeline(row, factors)
-    at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
-    if m.clock_hz is None or m.power_limit_w is not None:
-        at = find_governed_point(timeline, gpu, at, bundle).at
-    totals = total_at_clock(timeline, at, bundle)
-    return float(np.squeeze(totals.latency_s)), float(np.squeeze(totals.power_w))
+    found = []
+    for row in rows:
+        m, timeline = row.measured, scale_timeline(row, factors)
+        at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
+        if m.clock_hz is None or m.power_limit_w is not None:
+            at = find_governed_point(timeline, gpu, at, priced).at
+        totals = total_at_clock(timeline, at, priced)
+        found.append((float(np.squeeze(totals.latency_s)), float(np.squeeze(totals.power_w))))
+    latency_s, power_w = np.array(found).reshape(-1, 2).T
+    return latency_s, power_w
 
 
 def scale_timeline(row: AnalysedModel, factors: Mapping[str, float]) -> Timeline:
@@ -95,21 +94,12 @@ def scale_timeline(row: AnalysedModel, factors: Mapping[str, float]) -> Timeline
     on_chip = factors.get("compute", 1.0) * factors.get("products", 1.0) ** row.products
     memory, timeline = factors.get("memory", 1.0), row.timeline
 
-    def phase(p: KernelPhase, cycles: Array) -> KernelPhase:
-        if p.name in ("fixed", "start"):
-            return p
-        on_chip, off_chip = p.cycles, p.seconds
-        return KernelPhase(
-            p.name,
-            None if on_chip is None else on_chip * cycles,
-            None if off_chip is None else off_chip * memory,
-        )
+    def scale_phase(p: KernelPhase) -> KernelPhase:
+        cycles = None if p.cycles is None else p.cycles * on_chip
+        return KernelPhase(p.name, cycles, None if p.seconds is None else p.seconds * memory)
 
-    return replace(
-        timeline,
-        phases=tuple(phase(p, on_chip) for p in timeline.phases),
-        host_s=timeline.host_s * factors.get("launch", 1.0),
-    )
+    phases = tuple(p if p.name in ("fixed", "start") else scale_phase(p) for p in timeline.phases)
+    return replace(timeline, phases=phases, host_s=timeline.host_s * factors.get("launch", 1.0))
 
 
 TIME_SETS: tuple[tuple[str, ...], ...] = (
@@ -141,6 +131,7 @@ HUBER_LIMIT = 2.0
 LEAST_ERRORS = 1.0  # standard errors by which what is adopted must lower the error of rows left out
 LEAST_GAIN = 4.0  # by which a larger set must lower the loss of rows left out: two standard deviations, squared
 STEPS = 8
+DIFFERENCE = 0.02  # of a logarithm, by which slopes are taken
 
 
 @dataclass(frozen=True)
@@ -234,12 +225,13 @@ def calibrate_analysed(
         energy, alone = fit_energy(plain), left_out_joules(time, _fit_factors((), on_energy(time), ()))
         if energy is not None or percent_errors(alone).mean() > percent_errors(off_j).mean():
             time = plain
-    energy = (energy or _fit_factors((), on_energy(time), ())).select_rows(count)
+    energy = energy or _fit_factors((), on_energy(time), ())
     learned = (*time.learned(idle_w), *energy.learned(idle_w))
     factors = {item.name: item.value for item in learned}
     left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
-    done = Calibration(bundle, learned, left, time.errors, energy.errors, len(rows), notes)
-    return replace(done, bundle=_apply_factors(bundle, done, time, energy, source))
+    errors = time.errors(len(rows)), energy.errors(count)
+    done = Calibration(bundle, learned, left, *errors, len(rows), notes)
+    return replace(done, bundle=_apply_factors(bundle, done, time.left_out, energy.left_out[:count], source))
 
 
 @dataclass(frozen=True)
@@ -276,28 +268,16 @@ class FactorFit:
         """Factors by name; the idle offset still as a share of idle power."""
         return _exponentiate_factors(self.chosen, self.theta, 1.0)
 
-    def select_rows(self, count: int) -> FactorFit:
-        """Return the fit with the residuals of its first rows alone."""
-        start, residual, left_out, spread = (
-            x[:count] for x in (self.start, self.residual, self.left_out, self.spread)
-        )
-        return replace(self, start=start, residual=residual, left_out=left_out, spread=spread)
-
     def score(self) -> float:
         """Return Huber's loss of the rows left out, each over its own deviation."""
         off = np.abs(self.left_out) / self.spread
         return float(np.sum(np.where(off < HUBER_LIMIT, off**2, HUBER_LIMIT * (2.0 * off - HUBER_LIMIT))))
 
-    @property
-    def errors(self) -> CalibrationErrors:
-        """Errors in percent."""
-
-        def percent(residual: Array) -> float | None:
-            return float(100 * np.mean(np.abs(np.expm1(-residual)))) if residual.size else None
-
-        return CalibrationErrors(
-            percent(self.start), percent(self.residual), percent(self.left_out) if self.residual.size > 1 else None
-        )
+    def errors(self, count: int) -> CalibrationErrors:
+        """Return the errors of the first ``count`` rows in percent."""
+        found = (percent_errors(x[:count]) for x in (self.start, self.residual, self.left_out))
+        start, fitted, left_out = (float(error.mean()) if count else None for error in found)
+        return CalibrationErrors(start, fitted, left_out if count > 1 else None)
 
     def learned(self, idle_w: float) -> tuple[CalibratedFactor, ...]:
         """Return the factors with their 90 % intervals."""
@@ -368,41 +348,38 @@ def _estimate_noise(chosen: tuple[str, ...], problem: FactorProblem, others: tup
     return np.asarray(np.sqrt(variance))
 
 
-def _differentiate_factors(value: Callable[[Array], Array], theta: Array, here: Array, step: float = 0.02) -> Array:
-    columns = []
-    for j in range(len(theta)):
-        moved = theta.copy()
-        moved[j] += step
-        columns.append((value(moved) - here) / step)
-    return np.stack(columns, axis=-1)
+def _differentiate_factors(value: Callable[[Array], Array], theta: Array, here: Array) -> Array:
+    moved = theta + DIFFERENCE * np.eye(len(theta))
+    return np.stack([(value(at) - here) / DIFFERENCE for at in moved], axis=-1)
 
 
 def _exponentiate_factors(chosen: tuple[str, ...], theta: Array, idle_w: float) -> dict[str, float]:
     return {n: float(x * idle_w if n == IDLE_OFFSET else np.exp(x)) for n, x in zip(chosen, theta, strict=True)}
 
 
-def _apply_factors(forecast: Bundle, done: Calibration, time: FactorFit, energy: FactorFit, source: str) -> Bundle:
+def _apply_factors(forecast: Bundle, done: Calibration, time: Array, energy: Array, source: str) -> Bundle:
     """Apply the factors to the forecast; intervals come from rows left out, shrunk towards the forecast's."""
-    made = apply_factors(forecast, done.factors)
     said = ", ".join(f"{item.name} {item.value:.3g}" for item in done.learned) or "nothing"
     note = f"calibrated on {done.rows} whole-model row{'s' if done.rows > 1 else ''}: {said}"
-    residuals = {
-        family: ResidualEnds(
-            shrink_ends(forecast.residuals[family].latency, time.left_out),
-            shrink_ends(forecast.residuals[family].power, energy.left_out),
-            forecast.residuals[family].rows,
-        )
-        for family in FAMILIES
-    }
-    return replace(
-        made,
-        status=FitStatus.CALIBRATED,
-        provenance=Provenance(
-            f"wattcast calibrate {source}", forecast.provenance.date, f"{forecast.gpu} ({source})", note
-        ),
-        residuals=residuals,
-        assumptions=(*(a for a in forecast.assumptions if not a.startswith("forecast:")), note),
-    )
+    origin = f"wattcast calibrate {source}", forecast.provenance.date, f"{forecast.gpu} ({source})", note
+    left_out = dict.fromkeys(FAMILIES, (time, energy))
+    return describe_moved(apply_factors(forecast, done.factors), forecast, Provenance(*origin), left_out)
+
+
+def describe_moved(
+    bundle: Bundle, forecast: Bundle, provenance: Provenance, left_out: Mapping[str, tuple[Array, Array]]
+) -> Bundle:
+    """Return a forecast that rows have moved, as calibrated, with the intervals that rows left out give it.
+
+    ``left_out`` has log(measured / predicted) of latency and power by family.
+    """
+    residuals = {}
+    for family, (latency, power) in left_out.items():
+        known = forecast.residuals[family]
+        ends = shrink_ends(known.latency, latency), shrink_ends(known.power, power)
+        residuals[family] = ResidualEnds(*ends, known.rows)
+    said = (*(a for a in forecast.assumptions if not a.startswith("forecast:")), provenance.note)
+    return replace(bundle, status=FitStatus.CALIBRATED, provenance=provenance, residuals=residuals, assumptions=said)
 
 
 PRIOR_ROWS = 4.0  # how many rows the forecast's own interval counts for

@@ -358,8 +358,6 @@ class CardShift:
     """Difference of the median log-residuals of a card and the card with most rows, and its standard error."""
 
     card: str
-    against: str
-    quantity: str
     shift: float
     error: float
     rows: int
@@ -370,27 +368,28 @@ def residual_shifts(rows: KernelRows, origin: RowOrigins, quantity: str, held: H
     wanted = np.flatnonzero(rows.to_judge())
     if held is None or len(held.kind) != len(wanted):
         return []
-    time = quantity == "latency"
-    ratio = held.latency_s / held.predicted_latency_s if time else held.power_w / held.predicted_power_w
-    of_kind = np.array([kind == KIND_OF_QUANTITY[quantity] for kind in held.kind], dtype=bool)
-    usable = of_kind & np.isfinite(ratio) & np.array([d == "random" for d in held.data], dtype=bool)
+    ratio, usable = held.ratio(quantity)
     usable &= np.array([origin.chosen[i] == PLANNED for i in wanted], dtype=bool)
-    if not time:
+    if quantity == "power":
         usable &= held.clock_hz > _UNCAPPED * np.nanmax(held.clock_hz)
     card = np.array([origin.card[i] for i in wanted])
     logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
     logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
+    variance = {  # of the median
+        name: np.pi / 2.0 * (_take_p90(np.abs(v - np.median(v))) / NORMAL_P90) ** 2 / v.size
+        for name, v in logs.items()
+    }
     first = max(logs, key=lambda name: logs[name].size, default="")
-    return [_measure_shift(name, first, quantity, logs) for name in logs if name != first]
-
-
-def _measure_shift(card: str, against: str, quantity: str, logs: Mapping[str, Array]) -> CardShift:
-    mine, theirs = logs[card], logs[against]
-    variance = sum(
-        np.pi / 2.0 * (_take_p90(np.abs(v - np.median(v))) / NORMAL_P90) ** 2 / v.size for v in (mine, theirs)
-    )
-    shift = float(np.median(mine) - np.median(theirs))
-    return CardShift(card, against, quantity, shift, float(np.sqrt(variance)), mine.size)
+    return [
+        CardShift(
+            card=name,
+            shift=float(np.median(mine) - np.median(logs[first])),
+            error=float(np.sqrt(variance[name] + variance[first])),
+            rows=mine.size,
+        )
+        for name, mine in logs.items()
+        if name != first
+    ]
 
 
 def variance_components(rows: KernelRows, origin: RowOrigins, quantity: str) -> CardComponents | None:

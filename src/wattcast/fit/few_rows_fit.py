@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.strict_files import FitStatus, Provenance
-from wattcast.fit.calibration import shrink_ends
+from wattcast.core.arrays import Array, sweep_values
+from wattcast.core.strict_files import Provenance
+from wattcast.fit.calibration import describe_moved
 from wattcast.fit.held_out import (
     HeldOutRows,
     collect_held_out,
@@ -43,7 +43,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.predictor import pipeline
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
 from wattcast.predictor.bundle.support_widening import default_widening
 from wattcast.predictor.kernel_phases import Correction, find_correction
 from wattcast.predictor.pipeline import analyse_kernels
@@ -64,22 +64,12 @@ class ShrinkageLevel:
     spread: float  # standard deviation where the search starts
 
 
-@dataclass(frozen=True)
-class ShrunkShift:
-    """Coefficients moved away from the forecast, and how sure that is."""
-
-    theta: Array
-    deviation: Array
-    spreads: Mapping[str, float]  # τ by level
-    noise: float  # σ over the families' own
-
-
 def shrink_towards_forecast(
     residual: Callable[[Array], Array],
     slopes: Callable[[Array], Array],
     levels: Sequence[ShrinkageLevel],
     scale: Array,
-) -> ShrunkShift:
+) -> Array:
     """Find the θ of highest posterior density by Gauss and Newton, with spreads by marginal likelihood at each step.
 
     ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``, ``scale`` the
@@ -94,7 +84,11 @@ def shrink_towards_forecast(
         target = here + jacobian @ theta  # residual of the linearised model at θ = 0
         noise = scale / np.sqrt(weight)
         hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
-        found, deviation = _solve_posterior(hyper, jacobian, target, levels, noise)
+        prior = np.zeros(count)
+        for level, log_spread in zip(levels, hyper[:-1], strict=True):
+            prior[list(level.columns)] = np.exp(2.0 * log_spread)
+        covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
+        found = np.linalg.solve(covariance, jacobian * prior).T @ target
         step = np.clip(found - theta, -_FARTHEST, _FARTHEST)
         theta = theta + step
         here = residual(theta)
@@ -102,8 +96,7 @@ def shrink_towards_forecast(
         weight = (STUDENT_FREEDOM + 1.0) / (STUDENT_FREEDOM + (here / sigma) ** 2)
         if np.abs(step).max() < 1e-3:
             break
-    spreads = {level.name: float(np.exp(h)) for level, h in zip(levels, hyper[:-1], strict=True)}
-    return ShrunkShift(theta, deviation, spreads, float(np.exp(hyper[-1])))
+    return theta
 
 
 def _fit_spreads(
@@ -131,18 +124,6 @@ def _fit_spreads(
     return np.asarray(minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x)
 
 
-def _solve_posterior(
-    hyper: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
-) -> tuple[Array, Array]:
-    prior = np.zeros(jacobian.shape[1])
-    for level, log_spread in zip(levels, hyper[:-1], strict=True):
-        prior[list(level.columns)] = np.exp(2.0 * log_spread)
-    covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
-    gain = np.linalg.solve(covariance, jacobian * prior).T
-    variance = prior - np.einsum("ji,ij->j", gain, jacobian * prior)
-    return gain @ target, np.sqrt(np.maximum(variance, 0.0))
-
-
 MOVED_PHASES = ("cycles", "memory", "fixed")
 _WIDTH = len(MOVED_PHASES)
 TIME_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "family"), ("card", "family", "group"))
@@ -161,9 +142,6 @@ class MovedQuantity:
     """The levels that moved one quantity, and how far held-out rows were off."""
 
     levels: tuple[str, ...]  # empty: the forecast stands
-    shift: ShrunkShift | None
-    family: tuple[str, ...]  # of each row
-    log_ratio: Array  # measured over predicted, held out, in logs
     forecast: float  # mean absolute error in percent, of the forecast
     held_out: float  # and of what was chosen, held out
 
@@ -180,65 +158,51 @@ class InheritedFit:
 IdleRows = list[tuple[float, float, float]]  # clock (Hz), power (W), temperature (C)
 
 
-def move_forecast_at(
-    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, time: tuple[str, ...], energy: tuple[str, ...]
-) -> Bundle:
-    """Move the forecast at the levels given, whether or not they lower the error."""
-    bundle = _shift_latency(rows.select_rows(_mask_bursts(rows)), gpu, scale_idle(forecast, idle), time)[1]
-    return _shift_power(rows.select_rows(_mask_sustained(rows)), gpu, bundle, energy)[1]
-
-
 def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
     """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they support."""
-    bundle = scale_idle(forecast, idle)
-    latency, bundle = _best_levels(rows.select_rows(_mask_bursts(rows)), gpu, bundle, TIME_LEVELS, _shift_latency)
-    power, bundle = _best_levels(rows.select_rows(_mask_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _shift_power)
+    time = (_shift_latency, _latency_log_ratio)
+    latency, bundle = _best_levels(_take_bursts(rows), gpu, scale_idle(forecast, idle), TIME_LEVELS, *time)
+    power, bundle = shift_energies(rows, gpu, bundle)
     return InheritedFit(bundle, latency, power)
 
 
-def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, MovedQuantity]:
+def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[MovedQuantity, Bundle]:
     """Move the energies of a bundle by sustained rows as far as they support."""
-    moved, made = _best_levels(rows.select_rows(_mask_sustained(rows)), gpu, bundle, ENERGY_LEVELS, _shift_power)
-    return made, moved
+    return _best_levels(_take_sustained(rows), gpu, bundle, ENERGY_LEVELS, _shift_power, _power_log_ratio)
 
 
-def _mask_bursts(rows: KernelRows) -> Mask:
-    return np.asarray(rows.is_kind("burst") & on_random_data(rows) & rows.fit & np.isfinite(rows.column("latency_s")))
+def _take_bursts(rows: KernelRows) -> KernelRows:
+    usable = on_random_data(rows) & rows.fit & np.isfinite(rows.column("latency_s"))
+    return rows.select_rows(rows.is_kind("burst") & usable)
 
 
-def _mask_sustained(rows: KernelRows) -> Mask:
+def _take_sustained(rows: KernelRows) -> KernelRows:
     power_w, clock_hz, _ = settled_figures(rows)
-    return np.asarray(
-        rows.is_kind("sustained") & on_random_data(rows) & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
-    )
-
-
-Mover = Callable[
-    [KernelRows, Gpu, Bundle, tuple[str, ...]],
-    tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]],
-]
+    usable = on_random_data(rows) & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
+    return rows.select_rows(rows.is_kind("sustained") & usable)
 
 
 def _best_levels(
-    rows: KernelRows, gpu: Gpu, bundle: Bundle, sets: Sequence[tuple[str, ...]], move: Mover
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+    sets: Sequence[tuple[str, ...]],
+    move: Callable[[KernelRows, Gpu, Bundle, tuple[str, ...]], Bundle],
+    log_ratio: Callable[[KernelRows, Gpu, Bundle], Array],
 ) -> tuple[MovedQuantity, Bundle]:
     """Choose levels that lower the held-out error, each further level by some standard errors [Breiman1984]."""
     fold = assign_folds(rows, min(LEVEL_FOLDS, len(rows))) if len(rows) else np.zeros(0, dtype=np.int64)
-    best: tuple[tuple[str, ...], Array] = (), np.zeros(0)
-    start = np.zeros(0)
+    best: tuple[str, ...] = ()
+    tried: dict[tuple[str, ...], Array] = {}
     for levels in sets if len(rows) >= LEAST_MOVING_ROWS else sets[:1]:
-        ratio = np.full(len(rows), np.nan)
+        tried[levels] = np.full(len(rows), np.nan)
         for k in np.unique(fold):
-            _, made, ratio_of = move(rows.select_rows(fold != k), gpu, bundle, levels)
-            ratio[fold == k] = ratio_of(made, rows.select_rows(fold == k))
-        if not levels:
-            best, start = (levels, ratio), ratio
-            continue
-        if lowers_error(best[1], ratio, GAIN_ERRORS):
-            best = levels, ratio
-    shift, made, _ = move(rows, gpu, bundle, best[0])
-    means = (float(percent_errors(r).mean()) if r.size else float("nan") for r in (start, best[1]))
-    return MovedQuantity(best[0], shift, rows.family, best[1], *means), made
+            made = move(rows.select_rows(fold != k), gpu, bundle, levels)
+            tried[levels][fold == k] = log_ratio(rows.select_rows(fold == k), gpu, made)
+        if levels and lowers_error(tried[best], tried[levels], GAIN_ERRORS):
+            best = levels
+    means = (float(percent_errors(r).mean()) if r.size else float("nan") for r in (tried[()], tried[best]))
+    return MovedQuantity(best, *means), move(rows, gpu, bundle, best)
 
 
 def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
@@ -250,39 +214,41 @@ def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
     return replace(bundle, power=power.scale_energy({}, idle_factor=ratio))
 
 
-def _shift_latency(
-    rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]
-) -> tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]]:
+def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    return np.asarray(np.log(rows.column("latency_s")) - _burst_log_s(kernels, gpu, bundle))
+
+
+def _burst_log_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
+    timeline, law = analyse_kernels(kernels, gpu, bundle), bundle.for_bursts().clock_law
     top_hz = np.asarray(float(sweep_values(gpu.clocks.max_hz)))
+    return np.asarray(np.log(compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, law))))
 
-    def log_time(some: Bundle, kernels: Kernels) -> Array:
-        timeline, law = analyse_kernels(kernels, gpu, some), some.for_bursts().clock_law
-        return np.asarray(np.log(compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, law))))
 
-    def ratio(some: Bundle, other: KernelRows) -> Array:
-        kernels = build_kernels(other.ops, other.conditions, gpu, some.reference, ())
-        return np.asarray(np.log(other.column("latency_s")) - log_time(some, kernels))
-
+def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
     if not wanted:
-        return None, bundle, ratio
+        return bundle
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
     groups = kernels.work.kernel_family if "group" in wanted else ()
     families = [g.partition(".")[0] for g in kernels.work.kernel_family] if "family" in wanted else ()
     names = list(dict.fromkeys(families)), list(dict.fromkeys(groups))
+    # 1 where a row belongs to a name, else 0, (row, name)
     of_family, of_group = (
-        _indicate_members(families, names[0], len(rows)),
-        _indicate_members(groups, names[1], len(rows)),
+        np.array([[own == name for name in each] for own in of], dtype=np.float64).reshape(len(rows), len(each))
+        for of, each in zip((families, groups), names, strict=True)
     )
     log_measured = np.log(rows.column("latency_s"))
 
     def moved(theta: Array) -> Bundle:
-        return replace(bundle, corrections=_move_corrections(bundle.corrections, theta, *names))
+        return replace(bundle, corrections=move_corrections(bundle.corrections, theta, *names))
+
+    def log_s(theta: Array) -> Array:
+        return _burst_log_s(kernels, gpu, moved(theta))
 
     def slopes(theta: Array) -> Array:
-        here, step = log_time(moved(theta), kernels), 0.02
+        here, step = log_s(theta), 0.02
         aside = theta + step * np.eye(len(theta))[:_WIDTH]
-        phase = [(log_time(moved(other), kernels) - here) / step for other in aside]
-        by_phase = np.stack(phase, axis=-1)  # (row, phase)
+        by_phase = np.stack([(log_s(other) - here) / step for other in aside], axis=-1)  # (row, phase)
         by_family = (of_family[:, :, None] * by_phase[:, None, :]).reshape(len(here), -1)
         return np.concatenate([by_phase, by_family, of_group], axis=-1)
 
@@ -290,15 +256,7 @@ def _shift_latency(
     parts = zip(_TIME, ends[:-1], ends[1:], strict=True)
     levels = [ShrinkageLevel(name, range(low, high), _TIME[name]) for name, low, high in parts if high > low]
     scale = np.array([forecast_deviation(bundle, f, "latency") for f in rows.family])
-    found = shrink_towards_forecast(
-        lambda theta: log_measured - log_time(moved(theta), kernels), slopes, levels, scale
-    )
-    return found, moved(found.theta), ratio
-
-
-def _indicate_members(of: Sequence[str], names: Sequence[str], count: int) -> Array:
-    """Return 1 where a row belongs to a name, else 0, ``(row, name)``."""
-    return np.array([[own == name for name in names] for own in of], dtype=np.float64).reshape(count, len(names))
+    return moved(shrink_towards_forecast(lambda theta: log_measured - log_s(theta), slopes, levels, scale))
 
 
 def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
@@ -307,7 +265,7 @@ def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
     return max(float(np.log(high / low)) / (2 * 1.645), _LEAST_DEVIATION)
 
 
-def _move_corrections(
+def move_corrections(
     corrections: Mapping[str, Correction], theta: Array, families: list[str], groups: list[str]
 ) -> dict[str, Correction]:
     """Move corrections by card, family and group; a group that the forecast lacks gets its own."""
@@ -323,28 +281,19 @@ def _move_corrections(
             shift += of_group[groups.index(name)]
         cycles, memory, fixed = np.exp(shift)
         c = find_correction(name, corrections)
-        found[name] = Correction(
-            float(c.compute * cycles),
-            float(c.memory * memory),
-            float(c.fixed_s * fixed),
-            float(c.l2 * cycles),
-            float(c.serial_cycle * cycles),
-        )
+        moved = (c.compute * cycles, c.memory * memory, c.fixed_s * fixed, c.l2 * cycles, c.serial_cycle * cycles)
+        found[name] = Correction(*map(float, moved))
     return found
 
 
-def _shift_power(
-    rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]
-) -> tuple[ShrunkShift | None, Bundle, Callable[[Bundle, KernelRows], Array]]:
+def _power_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+    return np.asarray(np.log(settled_figures(rows)[0] / predict_with_bundle(bundle, rows, gpu)[:, 1]))
+
+
+def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
     power = bundle.power
-
-    def ratio(some: Bundle, other: KernelRows) -> Array:
-        return np.asarray(
-            np.log(settled_figures(other)[0] / predict_with_bundle(some, other, gpu)[:, 1])
-        )  # as it is used
-
     if not wanted or not power.scalable_parts:
-        return None, bundle, ratio
+        return bundle
     parts_w, names = _split_power(rows, gpu, bundle)
     still = np.array([name not in power.scalable_parts for name in names])
     still_w, dynamic_w = parts_w[:, still].sum(axis=-1), parts_w[:, ~still]
@@ -365,12 +314,10 @@ def _shift_power(
 
     levels = [ShrinkageLevel("card", [0], _ENERGY["card"])]
     levels += [ShrinkageLevel("module", range(1, 1 + len(modules)), _ENERGY["module"])] * own
-    found = shrink_towards_forecast(
-        residual, slopes, levels, np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
-    )
-    shift = found.theta[1:] if own else np.zeros(len(modules))
-    factor = dict(zip(modules, np.exp(found.theta[0] + shift).tolist(), strict=True))
-    return found, replace(bundle, power=power.scale_energy(factor)), ratio
+    scale = np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
+    theta = shrink_towards_forecast(residual, slopes, levels, scale)
+    factor = np.exp(theta[0] + (theta[1:] if own else np.zeros(len(modules))))
+    return replace(bundle, power=power.scale_energy(dict(zip(modules, factor.tolist(), strict=True))))
 
 
 def _split_power(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Array, tuple[str, ...]]:
@@ -403,14 +350,12 @@ def fit_few_rows(
     found = move_forecast(rows, gpu, forecast, idle)
     held = hold_out_inherited(rows, gpu, forecast, idle, found)
     bundle = _build_moved_bundle(found, held, rows, forecast)
-    for said in (f"latency: {_describe_error(held, 'latency')}", f"power: {_describe_error(held, 'power')}"):
-        tell(f"inheriting from the forecast, held out: {said}")
+    errors = _tell_errors(held, "from the forecast", tell)
     if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
         return bundle, held
     alone = predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
-    for said in (f"latency: {_describe_error(alone, 'latency')}", f"power: {_describe_error(alone, 'power')}"):
-        tell(f"inheriting nothing, held out: {said}")
-    if not all(held_out_error(alone, quantity) < held_out_error(held, quantity) for quantity in ("latency", "power")):
+    own = _tell_errors(alone, "nothing", tell)
+    if not all(one < other for one, other in zip(own, errors, strict=True)):
         return bundle, held
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
     near = fit_nearness(alone)
@@ -429,41 +374,24 @@ def hold_out_inherited(
     wanted &= np.array([data in forecast.toggling for data in rows.data])
     predicted, near = np.full((len(rows), 4), np.nan), np.full((2, len(rows)), np.nan)
     for k in np.unique(fold[wanted]):
-        test = wanted & (fold == k)
-        moved = move_forecast_at(
-            rows.select_rows(fold != k), gpu, forecast, idle, found.latency.levels, found.power.levels
-        )
+        test, known = wanted & (fold == k), rows.select_rows(fold != k)
+        moved = _shift_latency(_take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels)
+        moved = _shift_power(_take_sustained(known), gpu, moved, found.power.levels)
         predicted[test] = predict_with_bundle(moved, rows.select_rows(test), gpu)
         near[:, test] = row_nearness(moved, rows.select_rows(test), gpu)
     return collect_held_out(rows, wanted, fold, predicted, np.full(len(rows), np.nan), [""] * len(rows), near, gpu)
 
 
-def held_out_error(held: HeldOutRows, quantity: str) -> float:
-    """Return the mean absolute error in percent on random data: latency of bursts, power of sustained rows."""
-    ratio = _take_ratio(held, quantity)
-    return float(100.0 * np.mean(np.abs(1.0 / ratio - 1.0))) if ratio.size else float("inf")
-
-
-def _describe_error(held: HeldOutRows, quantity: str) -> str:
-    count = _take_ratio(held, quantity).size
-    return f"{held_out_error(held, quantity):.1f} % over {count} rows" if count else "no rows"
-
-
-def _take_ratio(held: HeldOutRows, quantity: str, family: str = "") -> Array:
-    """Return measured over predicted of latency (bursts) or power (sustained rows) on random data."""
-    burst = np.array([kind == "burst" for kind in held.kind], dtype=bool)
-    time = quantity == "latency"
-    ratio = held.latency_s / held.predicted_latency_s if time else held.power_w / held.predicted_power_w
-    at = (burst if time else ~burst) & (np.array(held.data) == "random") & np.isfinite(ratio)
-    at &= np.array([family in ("", own) for own in held.family], dtype=bool)
-    return np.asarray(ratio[at])
-
-
-def _scale_to_typical(held: HeldOutRows, forecast: Bundle) -> HeldOutRows:
-    """Scale held-out figures to those of rows at a typical distance from the parent's rows."""
-    time = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, forecast.widening.near)
-    power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, forecast.widening.near_power)
-    return replace(held, latency_s=held.predicted_latency_s * time, power_w=held.predicted_power_w * power)
+def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:
+    """Tell and return the mean absolute errors in percent: latency of bursts, power of sustained rows."""
+    found = []
+    for quantity in ("latency", "power"):
+        ratio, known = held.ratio(quantity)
+        error = float(100.0 * np.mean(np.abs(1.0 / ratio[known] - 1.0))) if known.any() else float("inf")
+        said = f"{error:.1f} % over {int(known.sum())} rows" if known.any() else "no rows"
+        tell(f"inheriting {what}, held out: {quantity}: {said}")
+        found.append(error)
+    return found
 
 
 def _build_moved_bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
@@ -475,19 +403,13 @@ def _build_moved_bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows
         f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
-    typical = _scale_to_typical(held, forecast)
-    residuals = {
-        family: ResidualEnds(
-            shrink_ends(forecast.residuals[family].latency, np.log(_take_ratio(typical, "latency", family))),
-            shrink_ends(forecast.residuals[family].power, np.log(_take_ratio(typical, "power", family))),
-            forecast.residuals[family].rows,
-        )
-        for family in FAMILIES
-    }
-    return replace(
-        found.bundle,
-        status=FitStatus.CALIBRATED,
-        provenance=Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note),
-        residuals=residuals,
-        assumptions=(*(a for a in forecast.assumptions if not a.startswith("forecast:")), note),
-    )
+    typical = []  # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them
+    for quantity, line in (("latency", forecast.widening.near), ("power", forecast.widening.near_power)):
+        ratio, known = held.ratio(quantity)
+        near = held.near if quantity == "latency" else held.near_power
+        typical.append((np.log(scale_ratios(ratio, near, line)), known))
+    own = {family: np.array([name == family for name in held.family], dtype=bool) for family in FAMILIES}
+    (time, timed), (power, powered) = typical
+    left_out = {family: (time[timed & at], power[powered & at]) for family, at in own.items()}
+    origin = Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note)
+    return describe_moved(found.bundle, forecast, origin, left_out)

@@ -80,6 +80,13 @@ class HeldOutRows:
     near: Array  # nearness, 1 to 0, to the rows that were not held out, by the learned factor of time
     near_power: Array  # nearness by the learned factor of energy
 
+    def ratio(self, quantity: str) -> tuple[Array, Mask]:
+        """Return measured over predicted latency or power, and its rows: bursts or sustained ones, on random data."""
+        time = quantity == "latency"
+        ratio = self.latency_s / self.predicted_latency_s if time else self.power_w / self.predicted_power_w
+        of_kind = np.array([(kind == "burst") == time for kind in self.kind], dtype=bool)
+        return ratio, of_kind & (np.array(self.data) == "random") & np.isfinite(ratio)
+
 
 def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Array:
     """Return measured power over that predicted at the top clock; NaN where the limit held both, which says nothing.
@@ -231,32 +238,26 @@ def collect_held_out(
 
 
 INTERVAL_LEVEL = 0.9
-POOLED_FAMILIES = (
-    "softmax",
-    "layernorm",
-    "rmsnorm",
-)  # whose kernels are alike: their power is pooled where rows are few
+POOLED_FAMILIES = ("softmax", "layernorm", "rmsnorm")  # whose kernels are alike: power is pooled where rows are few
 FEW_ROWS = 40  # twice those below which no row lies in a tail of 5 %
 PRIOR_ROWS = 4.0
 
 
 def fit_interval_ends(
-    held: HeldOutRows, level: float = INTERVAL_LEVEL, near: tuple[NearnessLine, NearnessLine] = (UNSCALED, UNSCALED)
+    held: HeldOutRows, near: tuple[NearnessLine, NearnessLine] = (UNSCALED, UNSCALED)
 ) -> dict[str, ResidualEnds]:
     """Fit the interval ends of each family: latency to its bursts, power to sustained rows of its pool.
 
     ``near`` is the result of ``fit_nearness`` on the same rows.
     """
-    families, is_random = np.array(held.family), np.array([d == "random" for d in held.data])
-    burst = np.array([k == "burst" for k in held.kind])
-    power = scale_ratios(held.power_w / held.predicted_power_w, held.near_power, near[1])
-    known = is_random & ~burst & np.isfinite(power)
-    latency = scale_ratios(held.latency_s / held.predicted_latency_s, held.near, near[0])
+    families = np.array(held.family)
+    (latency, timed), (power, powered) = held.ratio("latency"), held.ratio("power")
+    latency, power = scale_ratios(latency, held.near, near[0]), scale_ratios(power, held.near_power, near[1])
     found = {}
     for family in dict.fromkeys(held.family):
-        time = latency[(families == family) & is_random & burst]
-        ends = power_ends(power[known], families[known], family, level)
-        found[family] = ResidualEnds(conformal_ends(time, level), ends, len(time))
+        time = latency[(families == family) & timed]
+        ends = power_ends(power[powered], families[powered], family)
+        found[family] = ResidualEnds(conformal_ends(time), ends, len(time))
     return found
 
 
@@ -265,26 +266,20 @@ def scale_ratios(ratio: Array, near: Array, line: NearnessLine) -> Array:
     return np.asarray(ratio ** (1.0 / nearness_scale(near, line)))
 
 
-def power_ends(
-    ratio: Array, family: npt.NDArray[np.str_], name: str, level: float = INTERVAL_LEVEL
-) -> tuple[float, float]:
+def power_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[float, float]:
     """Return the ends of one family's measured over predicted power."""
     if name not in POOLED_FAMILIES or (family == name).sum() >= FEW_ROWS:
-        return conformal_ends(ratio[family == name], level)
+        return conformal_ends(ratio[family == name])
     inside = np.isin(family, POOLED_FAMILIES)
     logs, of = np.log(ratio[inside]), family[inside]
     if logs.size == 0:
-        return conformal_ends(ratio[inside], level)
-    spread = {other: _estimate_spread(logs, of == other) for other in POOLED_FAMILIES}
-    scaled = logs / np.array([spread[str(other)] for other in of])
-    low, high = conformal_ends(np.exp(scaled), level)
+        return conformal_ends(ratio[inside])
+    size, spread = np.abs(logs), {}  # mean size of a family's residuals, drawn to that of all
+    for other in POOLED_FAMILIES:
+        mean = (size[of == other].sum() + PRIOR_ROWS * size.mean()) / ((of == other).sum() + PRIOR_ROWS)
+        spread[other] = float(max(mean, 1e-6))
+    low, high = conformal_ends(np.exp(logs / np.array([spread[str(other)] for other in of])))
     return float(low ** spread[name]), float(high ** spread[name])
-
-
-def _estimate_spread(logs: Array, own: npt.NDArray[np.bool_]) -> float:
-    """Return the mean size of a family's residuals, drawn to that of all."""
-    size = np.abs(logs)
-    return float(max((size[own].sum() + PRIOR_ROWS * size.mean()) / (own.sum() + PRIOR_ROWS), 1e-6))
 
 
 def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
@@ -339,13 +334,10 @@ def weighted_quantile(values: Array, weight: Array, level: float) -> float:
 
 def fit_nearness(held: HeldOutRows) -> tuple[NearnessLine, NearnessLine]:
     """Fit the nearness lines of latency to held-out bursts and of power to sustained ones, on random data."""
-    family, random = np.array(held.family), np.array(held.data) == "random"
-    burst = np.array([kind == "burst" for kind in held.kind])
-    latency, power = np.log(held.latency_s / held.predicted_latency_s), np.log(held.power_w / held.predicted_power_w)
-    of_latency, of_power = random & burst, random & ~burst
+    family, (latency, timed), (power, powered) = np.array(held.family), held.ratio("latency"), held.ratio("power")
     return (
-        fit_nearness_line(latency[of_latency], family[of_latency], held.near[of_latency]),
-        fit_nearness_line(power[of_power], family[of_power], held.near_power[of_power]),
+        fit_nearness_line(np.log(latency[timed]), family[timed], held.near[timed]),
+        fit_nearness_line(np.log(power[powered]), family[powered], held.near_power[powered]),
     )
 
 

@@ -217,7 +217,7 @@ def _fit_power(table: TableRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, str]
     if not len(table.rows):
         return bundle, "energies: forecast"
     few = table.select_rows(np.arange(len(table.rows)) % max(len(table.rows) // _POWER_ROWS, 1) == 0)
-    moved, found = shift_energies(few.rows, gpu, bundle)
+    found, moved = shift_energies(few.rows, gpu, bundle)
     if not found.levels:
         return moved, f"energies: forecast ({len(few.rows)} rows of watts did not move them)"
     return moved, (

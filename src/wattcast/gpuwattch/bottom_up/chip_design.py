@@ -280,13 +280,12 @@ def design_from_gpu(
     if memory.read_j_per_byte is None:
         notes.append(f"{gpu.memory.kind}: {memory.source}; device memory is left out")
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
-    die = next((row for row in dies if row["gpu"] == gpu.name), None)
-    if die is not None:  # mean wire between SM and L2: a quarter of a square die's side each way to the middle
+    link_um, said = 0.0, "the die's area is not in the table: wires between SMs and L2 are left out"
+    for die in (row for row in dies if row["gpu"] == gpu.name):
+        # mean wire between SM and L2: a quarter of a square die's side each way to the middle
         link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
-        notes.append(f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2")
-    else:
-        link_um = 0.0
-        notes.append("the die's area is not in the table: wires between SMs and L2 are left out")
+        said = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"
+    notes.append(said)
     sms, shared = _round_whole(gpu.sm_count), _round_whole(gpu.need("sm.shared_byte"))
     l1 = CacheShape(max(shared // 2 // (line * ways), 1) * line * ways, line, ways)
     l2_byte, l2_ways = _round_whole(gpu.need("l2.capacity_byte")), assumed["l2_ways"]
@@ -296,13 +295,11 @@ def design_from_gpu(
     file = (_round_whole(gpu.need("sm.register_count")), banks, bank_bit, assumed["collectors"], banks)
     registers = RegisterFile(*file, arrays=assumed["issue"] * words, operands=bank_bit / 32.0)
     # 64-bit controllers share the bandwidth, at the rate their pins need for it
-    rate, bus, queue = (
-        float(np.mean(gpu.memory.byte_per_s)),
-        assumed["controller_bus_bit"],
-        assumed["controller_queue"],
-    )
-    clock = float(np.mean(gpu.memory.clock_hz)) if gpu.memory.clock_hz is not None else 1e9
-    count, address = max(round(rate / (2.0 * clock * bus / 8.0)), 1), assumed["address_bit"]
+    bus, queue, address = (assumed[name] for name in ("controller_bus_bit", "controller_queue", "address_bit"))
+    rate, clock = float(np.mean(gpu.memory.byte_per_s)), 1e9
+    if gpu.memory.clock_hz is not None:
+        clock = float(np.mean(gpu.memory.clock_hz))
+    count = max(round(rate / (2.0 * clock * bus / 8.0)), 1)
     return ChipDesign(
         name=gpu.name,
         feature_nm=size,
@@ -321,7 +318,6 @@ def design_from_gpu(
         controller=MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock),
         dram_read_j=None if memory.read_j_per_byte is None else memory.read_j_per_byte * sector,
         dram_write_j=None if memory.write_j_per_byte is None else memory.write_j_per_byte * sector,
-        dram_precharge_j=0.0,
         voltage_v=volts,
         warps=max(_round_whole(gpu.need("sm.thread_count")) // words, 1),
         lanes=max(_round_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),

@@ -48,37 +48,49 @@ class CacheCost:
         return found + (self.array.write_j + self.missed_j + self.written_back_j if self.write_back else 0.0)
 
 
-@dataclass(frozen=True)
 class BuiltChip:
-    """The costs of every structure of a design."""
+    """The costs of every structure of a design; tables in ``data`` name them."""
 
-    design: ChipDesign
-    tech: Technology
-    instruction: CacheCost
-    data: CacheCost
-    constant: CacheCost
-    texture: CacheCost
-    shared: ArrayCost
-    shared_crossbar: CircuitCost
-    registers: ArrayCost
-    register_crossbar: CircuitCost
-    register_arbiter: CircuitCost
-    collector: ArrayCost
-    buffer: ArrayCost  # instructions fetched
-    window: ArrayCost
-    selection: CircuitCost
-    decoders: CircuitCost
-    latch: CircuitCost
-    latches: float
-    alu: CircuitCost
-    fpu: CircuitCost
-    sfu: CircuitCost
-    rest: CircuitCost
-    l2: CacheCost | None
-    router: chip_units.RouterCost
-    link_j: float  # of a flit, beyond the router
-    controller: chip_units.MemoryControllerCost
-    coalescer: ArrayCost  # of one SM's tables
+    def __init__(self, design: ChipDesign) -> None:
+        d, rf, toggle, warps = design, design.registers, design.toggle, design.warps
+        tech = technology.find_technology(d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v)
+        ports, read_and_write = ArrayPorts(d.ports), ArrayPorts(0, 1, 1)
+        self.design, self.tech = design, tech
+        self.instruction = _cache_cost(tech, d, d.instruction, "instruction cache", ArrayPorts(1))
+        self.data = _cache_cost(tech, d, d.data, "L1 data cache", ports)
+        self.constant = _cache_cost(tech, d, d.constant, "constant cache", ports)
+        self.texture = _cache_cost(tech, d, d.texture, "texture cache", ports)
+        self.l2 = _cache_cost(tech, d, d.l2, "L2 cache", ArrayPorts(1), is_l2=True) if d.l2 else None
+        lanes = d.crossbar_lanes
+        self.shared = sram_cost(tech, _cache_array(d.shared, "shared memory", ports, toggle))
+        self.shared_crossbar = chip_units.crossbar_cost(tech, lanes, lanes, 32).times(toggle, 1.0)
+        bank = 4 * rf.registers // rf.arrays, rf.bank_bit // 8, 1, rf.banks, read_and_write, rf.bank_bit
+        self.registers = sram_cost(tech, SramArray("register file", *bank, toggle=toggle))
+        outputs = max(rf.collectors * rf.crossbar_ports // rf.banks, 1)
+        crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(toggle, 1.0)
+        self.register_crossbar = crossbar
+        self.register_arbiter = chip_units.arbiter_cost(tech, rf.banks, to_float(crossbar.area_um2) ** 0.5)
+        collector = SramArray("operand collector", 4 * _COLLECTOR_ENTRIES, 4, ports=read_and_write, output_bit=4)
+        self.collector = sram_cost(tech, collector)
+        fetched_byte = d.instruction_bit // 8
+        self.buffer = sram_cost(tech, SramArray("instruction buffer", max(fetched_byte * warps, 64), fetched_byte))
+        shape = d.window, max(8 * int(log2(max(warps, 2))), 8), d.instruction_bit, ArrayPorts(0, 1, 1, 1)
+        self.window = array_layout.searched_buffer_cost(tech, SearchedBuffer("instruction window", *shape))
+        self.selection = chip_units.warp_selection_cost(tech, warps)
+        register_bit = ceil(log2(rf.registers))
+        lines = [chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, register_bit, 8)]
+        self.decoders = sum(lines, CircuitCost())
+        self.latch = chip_units.latch_cost(tech)
+        self.latches = chip_units.count_pipeline_latches(
+            warps, d.issue, 1, d.decode, d.opcode_bit, register_bit, d.instruction_bit, d.depth
+        )
+        self.alu, self.fpu, self.sfu = (chip_units.functional_unit_cost(tech, unit) for unit in ("alu", d.fpu, "sfu"))
+        self.rest = chip_units.unmodelled_core_cost(tech, d.depth, warps)
+        self.router = chip_units.router_cost(tech, d.router)
+        # of a flit, beyond the router
+        self.link_j = toggle * to_float(tech.repeated_wire().cost(d.link_um, d.router.flit_bit).energy_j)
+        self.controller = chip_units.memory_controller_cost(tech, d.controller)
+        self.coalescer = chip_units.coalescer_cost(tech, d.pending)  # of one SM's tables
 
     @property
     def operand_j(self) -> Sweepable:
@@ -93,58 +105,7 @@ class BuiltChip:
         return self.design.clock_ratio * rf.read_share * _WORD_BIT / rf.bank_bit
 
 
-@cache
-def build_chip(design: ChipDesign) -> BuiltChip:
-    """Compute the cost of every structure of a design."""
-    d, rf, toggle = design, design.registers, design.toggle
-    tech = technology.find_technology(d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v)
-    ports, read_and_write = ArrayPorts(d.ports), ArrayPorts(0, 1, 1)
-    bank_byte, line_byte = 4 * rf.registers // rf.arrays, rf.bank_bit // 8
-    registers = SramArray(
-        "register file", bank_byte, line_byte, 1, rf.banks, read_and_write, rf.bank_bit, toggle=toggle
-    )
-    collector = SramArray("operand collector", 4 * _COLLECTOR_ENTRIES, 4, ports=read_and_write, output_bit=4)
-    fetched_byte = d.instruction_bit // 8
-    buffer = SramArray("instruction buffer", max(fetched_byte * d.warps, 64), fetched_byte)
-    window_tag_bit = max(8 * int(log2(max(d.warps, 2))), 8)
-    window = SearchedBuffer("instruction window", d.window, window_tag_bit, d.instruction_bit, ArrayPorts(0, 1, 1, 1))
-    shared, lanes = _cache_array(d.shared, "shared memory", ports, toggle), d.crossbar_lanes
-    outputs = max(rf.collectors * rf.crossbar_ports // rf.banks, 1)
-    register_crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(toggle, 1.0)
-    opcode_lines, register_lines, others = (
-        chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, ceil(log2(rf.registers)), 8)
-    )
-    return BuiltChip(
-        design=design,
-        tech=tech,
-        instruction=_cache_cost(tech, d, d.instruction, "instruction cache", ArrayPorts(1)),
-        data=_cache_cost(tech, d, d.data, "L1 data cache", ports),
-        constant=_cache_cost(tech, d, d.constant, "constant cache", ports),
-        texture=_cache_cost(tech, d, d.texture, "texture cache", ports),
-        shared=sram_cost(tech, shared),
-        shared_crossbar=chip_units.crossbar_cost(tech, lanes, lanes, 32).times(toggle, 1.0),
-        registers=sram_cost(tech, registers),
-        register_crossbar=register_crossbar,
-        register_arbiter=chip_units.arbiter_cost(tech, rf.banks, to_float(register_crossbar.area_um2) ** 0.5),
-        collector=sram_cost(tech, collector),
-        buffer=sram_cost(tech, buffer),
-        window=array_layout.searched_buffer_cost(tech, window),
-        selection=chip_units.warp_selection_cost(tech, design.warps),
-        decoders=opcode_lines + register_lines + others,
-        latch=chip_units.latch_cost(tech),
-        latches=chip_units.count_pipeline_latches(
-            d.warps, d.issue, 1, d.decode, d.opcode_bit, ceil(log2(rf.registers)), d.instruction_bit, d.depth
-        ),
-        alu=chip_units.functional_unit_cost(tech, "alu"),
-        fpu=chip_units.functional_unit_cost(tech, design.fpu),
-        sfu=chip_units.functional_unit_cost(tech, "sfu"),
-        rest=chip_units.unmodelled_core_cost(tech, design.depth, design.warps),
-        l2=_cache_cost(tech, design, design.l2, "L2 cache", ArrayPorts(1), is_l2=True) if design.l2 else None,
-        router=chip_units.router_cost(tech, design.router),
-        link_j=toggle * to_float(tech.repeated_wire().cost(design.link_um, design.router.flit_bit).energy_j),
-        controller=chip_units.memory_controller_cost(tech, design.controller),
-        coalescer=chip_units.coalescer_cost(tech, design.pending),
-    )
+build_chip = cache(BuiltChip)
 
 
 def _cache_array(shape: CacheShape, name: str, ports: ArrayPorts, toggle: float) -> SramArray:
@@ -201,10 +162,9 @@ class ChipPart:
 
 def chip_leakage(chip: BuiltChip) -> Leakage:
     """Return the leakage of the SMs and of the rest, for a component model."""
-    found = list_chip_parts(chip)
-    sms = sum(part.count * part.leakage_w for part in found if part.group == "sm")
-    whole = sum(part.count * part.leakage_w for part in found)
-    return Leakage(sms, whole - sms, float(chip.design.sm_count))
+    leaks_w = [(part.group == "sm", part.count * part.leakage_w) for part in list_chip_parts(chip)]
+    sms = sum(watts for of_sm, watts in leaks_w if of_sm)
+    return Leakage(sms, sum(watts for _, watts in leaks_w) - sms, float(chip.design.sm_count))
 
 
 def chip_area_mm2(chip: BuiltChip) -> float:
