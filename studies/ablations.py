@@ -219,8 +219,8 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
     found = {name: np.full(len(priced.power_w), np.nan) for name in ("module", "rate", "alpha")}
     for k in np.unique(fold):
         train, test = fold != k, fold == k
-        model, _ = fit_module_power(priced.select_rows(train), idle, DEFAULT_TEMPERATURE_C)
-        found["module"][test] = _module(model, priced.select_rows(test))
+        model, _ = fit_module_power(_select_rows(priced, train), idle, DEFAULT_TEMPERATURE_C)
+        found["module"][test] = _module(model, _select_rows(priced, test))
         found["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
         terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
         found["alpha"][test] = _linear(terms, priced.power_w, train, test)
@@ -269,6 +269,12 @@ def _rates(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_
     moved = kernels.work.dram_read_byte + kernels.work.dram_write_byte + kernels.work.between_dram_byte
     dram = moved / (float(np.mean(gpu.memory.byte_per_s)) * latency_s)
     return priced, np.column_stack([np.clip(np.maximum(pipe, l2), 0.0, 1.0), np.clip(dram, 0.0, 1.0)])
+
+
+def _select_rows(rows: PowerRows, mask: Mask) -> PowerRows:
+    data = [d for d, keep in zip(rows.data, mask, strict=True) if keep]
+    figures = rows.clock_hz[mask], rows.power_w[mask], data, rows.card[mask], rows.sustained[mask]
+    return PowerRows(rows.rate[mask], rows.events, rows.modules, *figures)
 
 
 def _module(model: ModulePower, rows: PowerRows) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,7 @@ from wattcast.gpuwattch.component_fit import (
     MeasuredKernels,
     ValueOrdering,
     apply_factors,
-    fit_energies,
-    fit_scaling,
+    fit_components,
     read_measured_kernels,
 )
 
@@ -39,7 +39,7 @@ def made_runs(factors: list[float], count: int = 40, seed: int = 2, noise: float
 
 @given(st.lists(st.floats(0.55, 1.9), min_size=4, max_size=4))
 def test_known_factors_come_back(factors: list[float]) -> None:
-    found = fit_scaling(made_runs(factors), FitConstraints(prior_weight=1e-12))
+    found = fit_components(made_runs(factors), FitConstraints(prior_weight=1e-12))
     assert_allclose(found.value, factors, rtol=1e-4)
     assert found.score.in_sample < 1e-3
     assert found.score.leave_one_out < 1e-2
@@ -47,22 +47,22 @@ def test_known_factors_come_back(factors: list[float]) -> None:
 
 
 def test_bounds_hold_and_are_named() -> None:
-    found = fit_scaling(made_runs([5.0, 1.0, 0.1, 1.0]))
+    found = fit_components(made_runs([5.0, 1.0, 0.1, 1.0]), FitConstraints())
     assert found.value[0] == pytest.approx(2.0, rel=1e-6)
     assert (found.value >= 0.5 - 1e-9).all()
     assert "RFP" in found.at_bound
-    fixed = fit_scaling(made_runs([1.5, 1.0, 1.0, 1.0]), FitConstraints(special={"RFP": (1.0, 1.0)}))
+    fixed = fit_components(made_runs([1.5, 1.0, 1.0, 1.0]), FitConstraints(special={"RFP": (1.0, 1.0)}))
     assert fixed.value[0] == 1.0
 
 
 def test_orderings_hold() -> None:
     pytest.importorskip("clarabel")
     runs = made_runs([1.6, 0.8, 1.0, 1.0])
-    free = fit_scaling(runs)
+    free = fit_components(runs, FitConstraints())
     assert free.value[0] > free.value[1]
-    held = fit_scaling(runs, FitConstraints(orders=(ValueOrdering.read("RFP<=L2CP"),)))
+    held = fit_components(runs, FitConstraints(orders=(ValueOrdering.read("RFP<=L2CP"),)))
     assert held.value[0] <= held.value[1] + 1e-6
-    loose = fit_scaling(runs, FitConstraints(orders=(ValueOrdering.read("RFP <= 3 * L2CP"),)))
+    loose = fit_components(runs, FitConstraints(orders=(ValueOrdering.read("RFP <= 3 * L2CP"),)))
     assert_allclose(loose.value, free.value, rtol=1e-4)  # not in the way: both solvers agree
 
 
@@ -70,7 +70,7 @@ def test_orderings_that_cannot_hold_are_refused() -> None:
     pytest.importorskip("clarabel")
     tight = FitConstraints(special={"RFP": (1.9, 2.0), "L2CP": (0.5, 0.6)}, orders=(ValueOrdering("RFP", "L2CP"),))
     with pytest.raises(BadInput, match="contradict"):
-        fit_scaling(made_runs([1.0] * 4), tight)
+        fit_components(made_runs([1.0] * 4), tight)
 
 
 @pytest.mark.parametrize("text", ["RFP", "RFP<L2CP", "RFP<=", "<=RFP", "RFP<=x*L2CP"])
@@ -81,9 +81,9 @@ def test_bad_orderings_are_refused(text: str) -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(UnknownName, match="RFP"):
-        fit_scaling(made_runs([1.0] * 4), FitConstraints(special={"RFPP": (1.0, 1.0)}))
+        fit_components(made_runs([1.0] * 4), FitConstraints(special={"RFPP": (1.0, 1.0)}))
     with pytest.raises(UnknownName, match="L2CP"):
-        fit_scaling(made_runs([1.0] * 4), FitConstraints(orders=(ValueOrdering("RFP", "L2C"),)))
+        fit_components(made_runs([1.0] * 4), FitConstraints(orders=(ValueOrdering("RFP", "L2C"),)))
 
 
 def test_short_kernels_are_dropped_as_in_the_manual() -> None:
@@ -94,14 +94,14 @@ def test_short_kernels_are_dropped_as_in_the_manual() -> None:
     spoiled = MeasuredKernels(
         runs.kernels, runs.applications, NAMES, runs.drive, measured, np.where(short, 4e-4, 1e-3)
     )
-    found = fit_scaling(spoiled, FitConstraints(prior_weight=1e-12))
+    found = fit_components(spoiled, FitConstraints(prior_weight=1e-12))
     assert found.kernels == 30
     assert len(found.dropped) == 10
     assert_allclose(found.value, [1.3, 0.9, 1.1, 1.0], rtol=1e-4)
-    every = fit_scaling(spoiled, FitConstraints(prior_weight=1e-12), shortest_s=0.0)
+    every = fit_components(spoiled, FitConstraints(prior_weight=1e-12), shortest_s=0.0)
     assert every.score.in_sample > 1.0
     with pytest.raises(BadInput, match="at least two kernels of 5 ms"):
-        fit_scaling(spoiled, shortest_s=5e-3)
+        fit_components(spoiled, FitConstraints(), shortest_s=5e-3)
 
 
 def test_dram_energies_come_back_from_microbenchmarks() -> None:
@@ -113,22 +113,21 @@ def test_dram_energies_come_back_from_microbenchmarks() -> None:
     names = ("MEM_PRE", "MEM_RD", "MEM_WR")
     kernels = tuple(f"dram{i}" for i in range(22))
     runs = MeasuredKernels(kernels, kernels, names, rates, watts, offset_w=30.0)
-    found = fit_energies(runs)
+    found = fit_components(runs, ENERGY_CONSTRAINTS)
     assert_allclose(found.value, true_j, rtol=0.05)
     assert (found.value >= 0).all()
     assert found.score.leave_one_out < 2.0
-    ordered = FitConstraints(
-        ENERGY_CONSTRAINTS.bounds, {}, (ValueOrdering("MEM_PRE", "MEM_WR"), ValueOrdering("MEM_WR", "MEM_RD")), 1e-9
-    )
+    orders = (ValueOrdering("MEM_PRE", "MEM_WR"), ValueOrdering("MEM_WR", "MEM_RD"))
+    ordered = replace(ENERGY_CONSTRAINTS, orders=orders)
     pytest.importorskip("clarabel")
-    assert_allclose(fit_energies(runs, ordered).value, found.value, rtol=1e-3)
+    assert_allclose(fit_components(runs, ordered).value, found.value, rtol=1e-3)
 
 
 def test_a_component_no_kernel_drives_keeps_its_factor() -> None:
     runs = made_runs([1.2, 1.0, 1.0, 1.0])
     drive = np.column_stack([runs.drive, np.zeros(40)])
     more = MeasuredKernels(runs.kernels, runs.applications, (*NAMES, "TEXP"), drive, runs.measured_w)
-    found = fit_scaling(more)
+    found = fit_components(more, FitConstraints())
     assert found.value[-1] == pytest.approx(1.0)
     assert "TEXP" not in found.determined
     assert found.to_plain()["not_driven"] == ["TEXP"]

@@ -20,7 +20,7 @@ from gpuwattch.conftest import COLUMNS, TraceMaker, read_lines, read_table, samp
 from wattcast.core.errors import BadInput, CannotWrite
 from wattcast.gpuwattch import trace_reading
 from wattcast.gpuwattch.architecture import SimulatorConfig, SteadyStateDefinition, read_simulator_config
-from wattcast.gpuwattch.trace_outputs import GrowingTextFile, IdleSmRestorer
+from wattcast.gpuwattch.trace_outputs import GrowingTextFile, restore_idle_sms
 from wattcast.gpuwattch.trace_reading import CLOCK, INSTRUCTIONS, VOLTAGE, TraceSampling
 from wattcast.gpuwattch.trace_run import WantedFiles, run_trace
 from wattcast.gpuwattch.trace_statistics import KernelEndFinder, ListedKernel, SteadyStateFinder, read_kernel_list
@@ -297,7 +297,7 @@ def test_parquet_holds_every_sample(write_trace: TraceMaker, demo_run) -> None:
 def test_idle_sms_regain_the_digits_the_print_lost() -> None:
     """15 − 14.97 is 0.0299997 in float32; the trace prints 0.030000 and the report 0.0299997."""
     value = np.array([[0.03], [8.0], [0.0300404]])
-    restored = IdleSmRestorer(0, 15, 500.0).restore(value)[:, 0]
+    restored = restore_idle_sms(value, 0, 15, 500.0)[:, 0]
     assert f"{restored[0]:g}" == "0.0299997"
     assert restored[1] == 8.0
     assert restored[2] == 0.0300404  # no whole number of cycles: left alone

@@ -237,15 +237,10 @@ def fit_component(
         table = component_fit.rates_to_watts(table, make_energy_table(built, dialect))
         env.say(f"note: {built.provenance}; its leakage and memory-controller constant are not fitted.")
     shortest_s = parse(shortest, "s", "--shortest")
-    if energies:
-        wide = component_fit.FitConstraints(
-            component_fit.ENERGY_CONSTRAINTS.bounds, special, orders, component_fit.ENERGY_CONSTRAINTS.prior_weight
-        )
-        found = component_fit.fit_energies(table, wide, shortest_s)
-    else:
-        found = component_fit.fit_scaling(
-            table, component_fit.FitConstraints(_parse_bounds(bounds, "--bounds"), special, orders), shortest_s
-        )
+    limits = component_fit.ENERGY_CONSTRAINTS
+    if not energies:
+        limits = component_fit.FitConstraints(_parse_bounds(bounds, "--bounds"))
+    found = component_fit.fit_components(table, replace(limits, special=special, orders=orders), shortest_s)
     if architecture is not None and out is not None:
         if energies:
             raise bad_value("--architecture", "factors", "energies", "Write energies into the architecture by hand.")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import combinations
@@ -59,12 +59,11 @@ def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Grap
         given |= {"seq": seq, "head": "none"}
     if model in DECODERS:
         given["phase"] = "forward"  # no copies into a cache
-    graph = load_workload.load_workload(model, ModelOptions(**given))
-    issued = _ISSUED.get(model)
+    graph, tokens = load_workload.load_workload(model, ModelOptions(**given)), batch * (seq or 1)
     blocks = []
     for block in graph.blocks:
-        ops = [op for op in block.ops if not op.label.endswith(_PACKING)]
-        blocks.append(replace(block, ops=tuple(issued(ops, batch * (seq or 1)) if issued else ops)))
+        kept = [op for op in block.ops if not op.label.endswith(_PACKING)]
+        blocks.append(replace(block, ops=tuple(issued for op in kept for issued in _as_issued(op, model, tokens))))
     return replace(graph, blocks=tuple(blocks))
 
 
@@ -73,35 +72,17 @@ def scales_scores(op: Operator) -> bool:
     return isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)
 
 
-def _add_bert_masks(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
-    """Add a mask of one row per sequence to the scores."""
-    for op in ops:
-        yield op
-        if isinstance(op, Elementwise) and scales_scores(op):
-            read = (op.n + tokens) * op.dtype.byte
-            yield replace(op, function="add", layout=Layout.BROADCAST, read=read)
-
-
-def _add_gpt2_constants(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
-    """Make the divisor and the mask's value on the device, one number each."""
-    for op in ops:
-        if scales_scores(op):
-            number = Elementwise("fill", 1, dtype=op.dtype, label=op.label)
-            yield from (number, op, number)
-        else:
-            yield op
-
-
-def _unscale_opt_scores(ops: Iterable[Operator], tokens: int) -> Iterator[Operator]:
-    """Leave the scores unscaled, since the queries were scaled."""
-    return (op for op in ops if not scales_scores(op))
-
-
-_ISSUED: dict[str, Callable[[Iterable[Operator], int], Iterator[Operator]]] = {
-    "bert-large": _add_bert_masks,
-    "gpt2": _add_gpt2_constants,
-    "opt-1.3b": _unscale_opt_scores,
-}
+def _as_issued(op: Operator, model: str, tokens: int) -> tuple[Operator, ...]:
+    """Return what version 4 of transformers issues for an operator."""
+    if not isinstance(op, Elementwise) or not scales_scores(op):
+        return (op,)
+    if model == "bert-large":  # adds a mask of one row per sequence
+        read = (op.n + tokens) * op.dtype.byte
+        return op, replace(op, function="add", layout=Layout.BROADCAST, read=read)
+    if model == "gpt2":  # makes the divisor and the mask's value on the device
+        number = Elementwise("fill", 1, dtype=op.dtype, label=op.label)
+        return number, op, number
+    return () if model == "opt-1.3b" else (op,)  # OPT has scaled its queries
 
 
 PUBLISHED_HEADER = ("workload", "energy", "time", "avg_freq", "temp")
@@ -187,8 +168,7 @@ def parse_published_run(line: dict[str, str], lists: Collection[str] = ()) -> Pu
 MAX_FILE_BYTE = 16 << 20
 MOST_ROWS = 10_000
 QUANTITIES = {"latency": "s", "energy": "J", "power": "W", "clock": "Hz", "temperature": "C", "power_limit": "W"}
-_SUFFIX = {"s": "s", "ms": "ms", "us": "us", "j": "J", "mj": "mJ", "kj": "kJ", "w": "W", "kw": "kW", "mw": "mW",
-           "hz": "Hz", "mhz": "MHz", "ghz": "GHz", "c": "C"}  # fmt: skip
+_SUFFIX = {unit.lower(): unit for unit in "s ms us J mJ kJ W kW mW Hz MHz GHz C".split()}
 FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
 CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
 NOTED_FACTOR = 1.15  # further apart than this, and they are noted

@@ -51,44 +51,42 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
         at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
         if len(at) < LEAST_CHOICE_ROWS:
             continue
+        hopper = np.array([label.kind == "hopper" for i in at if (label := labels[i]) is not None])
+        if hopper.mean() > 1.0 - _STRAYS:  # one stray would make its kernel a candidate for all, at a guess
+            at = at[hopper]
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
         table = np.stack([shape[column][at] for column in columns], axis=-1)
         ran = [label for i in at if (label := labels[i]) is not None]
-        known = _select_usual(ran)
-        ran, table, at = [ran[i] for i in known], table[known], at[known]
         chooser = _fit_chooser(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
         found[name] = replace(chooser, votes=_grow_votes(chooser, ran, table)) if name in VOTED_CLASSES else chooser
     return found
 
 
-def _select_usual(ran: Sequence[KernelLabel]) -> npt.NDArray[np.int64]:
-    """Return the rows to fit; a class that runs Hopper's kernels but for a few strays keeps Hopper's alone.
-
-    One stray would make its kernel a candidate for all, at a guess.
-    """
-    hopper = np.array([label.kind == "hopper" for label in ran])
-    return np.flatnonzero(hopper) if hopper.mean() > 1.0 - _STRAYS else np.arange(len(ran))
-
-
 def find_labels_run(rows: KernelRows) -> list[KernelLabel | None]:
-    """Find the kernel that ran in each row; None where nothing is chosen or no name is known."""
-    classes, sizes, _ = kernel_choice_inputs(rows.ops, rows.conditions)
-    b, m, n, _ = sizes
-    return [
-        _label_kernel(rows, i, float(b[i]), float(m[i]), float(n[i])) if classes[i] and rows.names[i] else None
-        for i in range(len(rows))
-    ]
+    """Find the kernel that ran in each row; None where nothing is chosen or no name is known.
+
+    More blocks than tiles mean that K was split, whatever the name says.
+    """
+    kernels = _find_kernels_run(rows)
+    return [label and label._replace(split=label.split or parts > 1) for label, parts in kernels]
 
 
 def count_k_parts(rows: KernelRows) -> list[int]:
     """Count the parts of K of the kernel that ran, by its grid; 0 where nothing is known."""
-    classes, sizes, _ = kernel_choice_inputs(rows.ops, rows.conditions)
-    b, m, n, _ = sizes
-    found = [0] * len(rows)
-    for i, name in enumerate(classes):
-        label = find_label(rows.names[i]) if name and rows.names[i] else None
-        if label is not None:
-            found[i] = _count_parts(rows, i, label, float(b[i]), float(m[i]), float(n[i]))
+    return [parts for _, parts in _find_kernels_run(rows)]
+
+
+def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
+    """Return the kernel of each row and its blocks per tile; 0 for Hopper's, whose blocks walk over tiles."""
+    classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
+    found = []
+    for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
+        label, parts = find_label(names) if name and names else None, 0
+        at = find_product_kernel(names) if label is not None and label.kind not in ("hopper", "vector") else None
+        if label is not None and at is not None and at < len(blocks):
+            per_tile = blocks[at] / (b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m))
+            parts = round(float(per_tile)) if per_tile >= _SPLIT_BLOCKS else 1
+        found.append((label, parts))
     return found
 
 
@@ -114,22 +112,6 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
     return found
 
 
-def _label_kernel(rows: KernelRows, i: int, b: float, m: float, n: float) -> KernelLabel | None:
-    """Return the kernel that ran; more blocks than tiles mean that K was split, whatever the name says."""
-    label = find_label(rows.names[i])
-    return label and label._replace(split=label.split or _count_parts(rows, i, label, b, m, n) > 1)
-
-
-def _count_parts(rows: KernelRows, i: int, label: KernelLabel, b: float, m: float, n: float) -> int:
-    """Count the blocks per tile of the product's kernel; 0 for Hopper's, whose blocks walk over tiles."""
-    at = find_product_kernel(rows.names[i])
-    if label.kind in ("hopper", "vector") or at is None or at >= len(rows.blocks[i]):
-        return 0
-    tiles = b * np.ceil(n / label.tile_n) * np.ceil(m / label.tile_m)
-    parts = rows.blocks[i][at] / tiles
-    return round(parts) if parts >= _SPLIT_BLOCKS else 1
-
-
 def _fit_chooser(
     ran: Sequence[KernelLabel], sizes: tuple[Array, ...], table: Array, names: tuple[str, ...], sms: float
 ) -> KernelChooser:
@@ -146,15 +128,12 @@ def _fit_chooser(
     mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
     width, count = terms.shape[-1], len(candidates)
+    barred = impossible_candidates(kind, m, table, names)
+    barred[np.arange(len(target)), target] = False  # unless one of them ran
     done = minimize(
         _compute_misfit,
         np.zeros(width + count * shape.shape[1]),
-        args=(
-            np.ascontiguousarray(terms / scale),
-            shape,
-            target,
-            _penalise_impossible(kind, m, table, names, target),
-        ),
+        args=(np.ascontiguousarray(terms / scale), shape, target, np.where(barred, _NEVER, 0.0)),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
@@ -185,16 +164,7 @@ def _grow_votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array
     return TreeVotes(feature, threshold, left, right, candidate, tree_depth(left, right))
 
 
-def _penalise_impossible(
-    kind: npt.NDArray[np.str_], m: Array, table: Array, names: Sequence[str], target: npt.NDArray[np.int64]
-) -> Array:
-    """Return the penalty on the score of impossible candidates, unless one of them ran."""
-    barred = impossible_candidates(kind, m, table, names)
-    barred[np.arange(len(target)), target] = False
-    return np.where(barred, _NEVER, 0.0)
-
-
-_NEVER = 50.0  # in logs
+_NEVER = 50.0  # penalty on the score of an impossible candidate, in logs
 
 
 def _compute_misfit(

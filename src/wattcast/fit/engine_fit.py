@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
@@ -50,10 +49,7 @@ _Value = TypeVar("_Value")
 _PRODUCTS = ("engine_scaled", "engine_block", "engine_weight_only", "engine_experts")
 _ATTENTION = ("engine_paged", "engine_latent")
 # Families with few sustained rows learn energies from one another's.
-_POOLS = {
-    **dict.fromkeys(_PRODUCTS, _PRODUCTS),
-    **dict.fromkeys(_ATTENTION, _ATTENTION),
-}
+_POOLS = {**dict.fromkeys(_PRODUCTS, _PRODUCTS), **dict.fromkeys(_ATTENTION, _ATTENTION)}
 
 
 def is_engine_family(name: str) -> bool:
@@ -73,7 +69,11 @@ def extend_bundle(
 
     ``others``: rows that the bundle was fitted to, which tell cards apart.
     """
-    known = _to_fit(rows)
+    if rows.held_out is None:
+        raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
+    known = rows.select_rows(~rows.held_out & on_random_data(rows) & rows.fit)
+    if not all(op.kind.startswith("engine_") for op in known.ops):
+        raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
     base = without_engine(bundle)
     cards = [describe_bundle_cards(base, others, gpu)] if others else []
     ends = _interval_ends(base, known, gpu, cards, tell)
@@ -109,15 +109,6 @@ def without_engine(bundle: Bundle) -> Bundle:
             bundle.provenance, note=bundle.provenance.note.partition("; engine kernels")[0]
         ),
     )
-
-
-def _to_fit(rows: KernelRows) -> KernelRows:
-    if rows.held_out is None:
-        raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
-    known = rows.select_rows(~rows.held_out & on_random_data(rows) & rows.fit)
-    if not all(op.kind.startswith("engine_") for op in known.ops):
-        raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
-    return known
 
 
 def describe_bundle_cards(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> CardRows:
@@ -348,11 +339,7 @@ def _interval_ends(
         alike = np.isin(families, _POOLS.get(name, (name,))) & ~burst
         found[name] = ResidualEnds(
             conformal_ends((latency_s / predicted[:, 0])[own & burst]),
-            conformal_ends(_keep_finite(power[alike])),
+            conformal_ends(power[alike & np.isfinite(power)]),
             int((own & burst).sum()),
         )
     return found
-
-
-def _keep_finite(values: Array) -> npt.NDArray[np.float64]:
-    return values[np.isfinite(values)]

@@ -50,34 +50,23 @@ from wattcast.predictor.pipeline import BUSY_EVENT
 from wattcast.predictor.timeline import ClockLaw, active_sm_share
 
 ACTIVITY_KNOTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+CLOCK_POWER = 2.0  # of the clock that stands for voltage squared times frequency relative to the clock
 
 
-def fit_clock_law(
-    activity: Array,
-    clock_hz: Array,
-    effective_hz: Array,
-    tensor: npt.NDArray[np.bool_],
-    top_hz: float,
-    power: float = 2.0,
-) -> ClockLaw:
+def fit_clock_law(activity: Array, clock_hz: Array, effective_hz: Array, tensor: Mask, top_hz: float) -> ClockLaw:
     """Fit the law to rows with both clocks; ``tensor`` marks rows that issue tensor instructions."""
     from scipy.optimize import nnls
 
     ratio = np.clip(effective_hz / clock_hz, 0.5, 1.0)
-    plain, rows = ratio[~tensor], tensor
-    load = np.clip(activity[rows] * (clock_hz[rows] / top_hz) ** power, 0.0, 1.0)
+    load = np.clip(activity[tensor] * (clock_hz[tensor] / top_hz) ** CLOCK_POWER, 0.0, 1.0)
     hats = _hat_functions(load, ACTIVITY_KNOTS)
     # ratio = start - Σ_{j<=i} step_j: one column for the start, the others for the steps down
     steps = -np.stack([hats[:, j:].sum(axis=1) for j in range(1, len(ACTIVITY_KNOTS))], axis=-1)
-    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[rows])
+    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[tensor])
     line = np.minimum(found[0] - np.concatenate([[0.0], np.cumsum(found[1:])]), 1.0)
-    return ClockLaw(
-        without=float(np.median(plain)) if plain.size else 1.0,
-        activity=ACTIVITY_KNOTS.copy(),
-        ratio=np.maximum(line, 0.3),
-        clock_power=power,
-        top_hz=top_hz,
-    )
+    without = float(np.median(ratio[~tensor])) if not tensor.all() else 1.0
+    line = np.maximum(line, 0.3)
+    return ClockLaw(without, ACTIVITY_KNOTS.copy(), line, clock_power=CLOCK_POWER, top_hz=top_hz)
 
 
 def _hat_functions(at: Array, knots: Array) -> Array:
@@ -102,51 +91,32 @@ class PowerRows:
     card: Array  # number of the card
     sustained: Mask  # without pauses
 
-    def select_rows(self, mask: npt.NDArray[np.bool_]) -> PowerRows:
-        """Return the rows of a mask."""
-        data = [d for d, keep in zip(self.data, mask, strict=True) if keep]
-        figures = self.clock_hz[mask], self.power_w[mask], data, self.card[mask], self.sustained[mask]
-        return PowerRows(self.rate[mask], self.events, self.modules, *figures)
-
 
 def fit_module_power(
     rows: PowerRows, idle: IdlePower, temperature_c: float, weight: Array | None = None
 ) -> tuple[ModulePower, dict[str, float]]:
     """Fit the power model on random data, and the dynamic energy of other data relative to it."""
+    assert "random" in rows.data, "rows on random data"
     idle_w = idle.power_at(rows.clock_hz, temperature_c)
-    random = np.array([d == "random" for d in rows.data])
-    volts = np.ones(len(VOLTAGE_KNOTS_HZ))
-    toggling = {"random": 1.0}
-    own = np.array([m in OWN_RAIL for m in rows.modules])
-    steady = np.array([m in STEADY for m in rows.modules])
-    energy = np.zeros(len(rows.events))
+    volts, toggling = np.ones(len(VOLTAGE_KNOTS_HZ)), {"random": 1.0}
+    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
     for _ in range(_ROUNDS):
-        squared = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts) ** 2
-        factor = np.array([toggling.get(d, 1.0) for d in rows.data])
-        energy = _fit_energies(rows, idle_w, squared, factor, own, steady, weight)
-        core = (rows.rate * energy * np.where(steady, 1.0, factor[:, None]))[:, ~own].sum(axis=1)
-        apart = (rows.rate * energy * factor[:, None])[:, own].sum(axis=1)
+        square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
+        factor = np.array([toggling.get(d, 1.0) for d in rows.data])[:, None]
+        moved = rows.rate * np.where(own, 1.0, square) * np.where(steady, 1.0, factor)
+        energy = _fit_energies(rows, idle_w, moved, weight)
+        core = (rows.rate * energy * np.where(steady, 1.0, factor))[:, ~own].sum(axis=1)
+        apart = (rows.rate * energy * factor)[:, own].sum(axis=1)
         volts = _fit_voltage(rows, idle_w, core, apart)
-        squared = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts) ** 2
-        moving = rows.rate * energy * np.where(own, 1.0, squared[:, None])
-        toggling = _fit_toggling(rows, idle_w, moving, steady)
-    assert random.any(), "rows on random data"
+        square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
+        toggling = _fit_toggling(rows, idle_w, rows.rate * energy * np.where(own, 1.0, square), steady)
     energies = {name: float(e) for name, e in zip(rows.events, energy, strict=True)}
     return ModulePower(energies, idle, VoltageCurve(VOLTAGE_KNOTS_HZ, volts)), toggling
 
 
-def _fit_energies(
-    rows: PowerRows,
-    idle_w: Array,
-    squared: Array,
-    factor: Array,
-    own: npt.NDArray[np.bool_],
-    steady: npt.NDArray[np.bool_],
-    weight: Array | None,
-) -> Array:
+def _fit_energies(rows: PowerRows, idle_w: Array, scaled: Array, weight: Array | None) -> Array:
     from scipy.optimize import nnls
 
-    scaled = rows.rate * np.where(own, 1.0, squared[:, None]) * np.where(steady, 1.0, factor[:, None])
     over = 1.0 / rows.power_w if weight is None else weight / rows.power_w
     matrix, target = scaled * over[:, None], (rows.power_w - idle_w) * over
     size = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
@@ -172,13 +142,9 @@ def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> A
 
 def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: npt.NDArray[np.bool_]) -> dict[str, float]:
     """Fit the dynamic energy of each kind of data relative to random data, by least squares on relative error."""
-    found: dict[str, float] = {"random": 1.0}
-    kinds: Mapping[str, list[int]] = {d: [] for d in rows.data}
-    for i, d in enumerate(rows.data):
-        kinds[d].append(i)
-    for name, at in kinds.items():
-        if name == "random":
-            continue
+    found, data = {"random": 1.0}, np.array(rows.data)
+    for name in dict.fromkeys(d for d in rows.data if d != "random"):
+        at = data == name
         part = moving[at][:, ~steady].sum(axis=1) / rows.power_w[at]
         rest = (rows.power_w[at] - idle_w[at] - moving[at][:, steady].sum(axis=1)) / rows.power_w[at]
         found[name] = float(np.clip((part @ rest) / max(part @ part, 1e-30), 0.05, 1.2))
@@ -489,23 +455,16 @@ def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:
     and b are random with spreads of their own, and found by ridge regression. Kernels that several cards ran tell
     these apart best; what a card with few rows shows is drawn towards the mean card. Returns u and v by card.
     """
-    card, memory, target = (
-        np.concatenate([getattr(part, name)[part.told] for part in parts]) for name in ("card", "memory", "log_ratio")
-    )
-    families, kernels = (
+    card, memory, target, families, kernels = (
         np.concatenate([np.array(getattr(part, name))[part.told] for part in parts])
-        for name in ("families", "kernels")
+        for name in ("card", "memory", "log_ratio", "families", "kernels")
     )
-    own = _one_hot(card)
-    design = np.column_stack(
-        [
-            own * _CARD,
-            own * memory[:, None] * _CARD_MEMORY,
-            _FREE * np.column_stack([np.ones(len(own)), memory]),
-            _one_hot(families) * _FAMILY,
-            _one_hot(kernels) * _KERNEL,
-        ]
+    own, of_family, of_kernel = (
+        np.asarray(labels[:, None] == np.unique(labels), dtype=np.float64) for labels in (card, families, kernels)
     )
+    free = _FREE * np.column_stack([np.ones(len(own)), memory])
+    by_card = [own * _CARD, own * memory[:, None] * _CARD_MEMORY]
+    design = np.column_stack([*by_card, free, of_family * _FAMILY, of_kernel * _KERNEL])
     precise = design.T @ design + _REPEAT**2 * np.eye(design.shape[1])
     found = np.linalg.solve(precise, design.T @ target)
     count = own.shape[1]
@@ -513,37 +472,28 @@ def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:
     return {float(name): (float(u), float(v)) for name, (u, v) in zip(np.unique(card), pairs, strict=True)}
 
 
-def _one_hot(labels: Array | Sequence[str]) -> Array:
-    """Return a column of zeros and ones for every label, ``(row, label)``."""
-    names = np.asarray(labels)
-    return np.asarray(names[:, None] == np.unique(names), dtype=np.float64)
-
-
 def _ends_of(values: Array, step: float) -> tuple[float, float] | None:
     """Return the lowest and the highest value, rounded outwards to ``step``; None where none is known."""
-    known = values[np.isfinite(values)]
-    if not known.size:
-        return None
-    return float(np.floor(known.min() / step) * step), float(np.ceil(known.max() / step) * step)
+    known = values[np.isfinite(values)] / step
+    return (float(np.floor(known.min()) * step), float(np.ceil(known.max()) * step)) if known.size else None
 
 
 def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRange]:
     """Collect formats, kinds of kernels, sizes and forms that were measured, by family."""
-    found = {}
-    forms: dict[str, dict[str, set[str]]] = {}
-    for op, learner, group in zip(rows.ops, kernels.work.root_family, kernels.work.kernel_family, strict=True):
-        forms.setdefault(learner, {}).setdefault(group, set()).add(op.form)
-    learners = np.array(kernels.work.root_family)
+    found, learners = {}, np.array(kernels.work.root_family)
     clock_hz = np.where(rows.is_kind("burst", "sustained"), settled_figures(rows)[1], np.nan)
     for family in dict.fromkeys(kernels.work.root_family):
         at = np.flatnonzero(learners == family)
         own = {name: values[at] for name, values in kernels.work.features.items() if values[at].any()}
         sizes = {name: values for name, values in own.items() if name.startswith("log_")}
+        forms: dict[str, set[str]] = {}
+        for i in at:
+            forms.setdefault(kernels.work.kernel_family[i], set()).add(rows.ops[i].form)
         found[family] = MeasuredRange(
             dtypes=tuple(sorted({str(rows.ops[i].dtype) for i in at})),
             groups=tuple(sorted(name.removeprefix("is ") for name in own if name.startswith("is "))),
             sizes={n: (round(float(v.min()), 4), round(float(v.max()), 4)) for n, v in sizes.items()},
-            forms={group: tuple(sorted(names)) for group, names in sorted(forms[family].items())},
+            forms={group: tuple(sorted(names)) for group, names in sorted(forms.items())},
             clock_hz=_ends_of(clock_hz[at], 1e7),
         )
     return found

@@ -87,6 +87,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
     if not plain:
         raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
     ops = parse_operators([row["operator"] for row in plain], str(database))
+    held = [bool((row.get("detail") or {}).get("held_out")) for row in plain]
     first = plain[0]
     return KernelRows(
         kind=tuple(row["kind"] for row in plain),
@@ -101,24 +102,16 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
             name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
             for name in ROW_NUMBERS
         }
-        | {CARD: np.array([_number_card(row) for row in plain])},
+        | {CARD: np.array([float(zlib.crc32(str(row.get("card_uuid") or "").encode())) for row in plain])},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
         learning=np.array([row.get("chosen") in ("learning", "common") for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
-        held_out=np.array(held) if any(held := [_is_held_out(row) for row in plain]) else None,
+        held_out=np.array(held) if any(held) else None,
     )
 
 
 CARD = "card"  # column: a number that stands for the card of a row, the same in every database
-
-
-def _number_card(row: Plain) -> float:
-    return float(zlib.crc32(str(row.get("card_uuid") or "").encode()))
-
-
-def _is_held_out(row: Plain) -> bool:
-    return bool((row.get("detail") or {}).get("held_out"))
 
 
 def read_condition(row: Plain) -> RunCondition:

@@ -251,9 +251,7 @@ _SHAPE = {
     "attention": ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step"),
     "experts": ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
 }
-_FORMATS = {
-    "gemm": ("gemm_dtype",), "attention": ("attn_dtype", "kv_cache_dtype"), "experts": ("moe_dtype",),
-}  # fmt: skip
+_FORMATS = {"gemm": ("gemm_dtype",), "attention": ("attn_dtype", "kv_cache_dtype"), "experts": ("moe_dtype",)}
 
 
 def _read_table(file: TableFile, gpu: Gpu, most: int) -> tuple[list[_Row], list[str]]:

@@ -30,8 +30,6 @@ from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_se
 from wattcast.gpuwattch.trace_reading import dialect_counters
 
 SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
-DEFAULT_BOUNDS = (0.5, 2.0)  # a factor of two either way
-PRIOR_WEIGHT = 1e-3  # a factor wrong by 1 weighs as much as one kernel wrong by 3 %
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,13 @@ class ValueOrdering:
 
 @dataclass(frozen=True)
 class FitConstraints:
-    """Bounds and orderings that are declared before the fit."""
+    """Bounds, orderings and priors that are declared before the fit; the defaults are of factors of watts."""
 
-    bounds: tuple[float, float] = DEFAULT_BOUNDS
+    bounds: tuple[float, float] = (0.5, 2.0)  # a factor of two either way
     special: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # bounds of single names
     orders: tuple[ValueOrdering, ...] = ()
-    prior_weight: float = PRIOR_WEIGHT
+    start: float = 1.0  # which leaves the model as it stands
+    prior_weight: float = 1e-3  # a factor wrong by 1 weighs as much as one kernel wrong by 3 %
 
     def limits(self, names: Sequence[str]) -> tuple[Array, Array]:
         """Return the lower and upper bound of each name."""
@@ -78,8 +77,8 @@ class FitConstraints:
         return rows
 
 
-SCALING_CONSTRAINTS = FitConstraints()
-ENERGY_CONSTRAINTS = FitConstraints(bounds=(0.0, np.inf), prior_weight=1e-9)  # only to keep undriven energies at zero
+# of joules per event, such as DRAM's precharge, read and write (manual, section 2.2.8); undriven ones stay at zero
+ENERGY_CONSTRAINTS = FitConstraints((0.0, np.inf), start=0.0, prior_weight=1e-9)
 
 
 @dataclass(frozen=True)
@@ -136,28 +135,15 @@ class MeasuredKernels:
             raise bad_value("runs", "measured watts above zero and drives of zero or more", "others")
 
 
-def fit_scaling(
-    runs: MeasuredKernels, constraints: FitConstraints = SCALING_CONSTRAINTS, shortest_s: float = SHORTEST_KERNEL_S
+def fit_components(
+    runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float = SHORTEST_KERNEL_S
 ) -> ComponentFit:
-    """Fit factors of components' watts; 1 leaves the model as it stands."""
-    return _fit_kept_kernels(runs, constraints, shortest_s, np.ones(len(runs.names)))
+    """Fit factors of components' watts, or with ``ENERGY_CONSTRAINTS`` joules per event, to kernels long enough."""
 
+    def mean_percent(predicted: Array) -> float:
+        return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
 
-def fit_energies(
-    runs: MeasuredKernels, constraints: FitConstraints = ENERGY_CONSTRAINTS, shortest_s: float = SHORTEST_KERNEL_S
-) -> ComponentFit:
-    """Fit joules per event to rates, such as DRAM's precharge, read and write (manual, section 2.2.8)."""
-    return _fit_kept_kernels(runs, constraints, shortest_s, np.zeros(len(runs.names)))
-
-
-def mean_error_percent(predicted: Array, measured: Array) -> float:
-    """Return the mean absolute percentage error."""
-    return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
-
-
-def _fit_kept_kernels(
-    runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float, start: Array
-) -> ComponentFit:
+    start = np.full(len(runs.names), constraints.start)
     kept = np.ones(len(runs.kernels), dtype=np.bool_)
     if runs.duration_s is not None:
         kept = np.asarray(runs.duration_s >= shortest_s)
@@ -186,14 +172,17 @@ def _fit_kept_kernels(
         for label in dict.fromkeys(groups) if len(set(groups)) > 1 else ():
             out = labels == label
             predicted[out] = drive[out] @ solve(~out) + offset[out]
-        return mean_error_percent(predicted, measured)
+        return mean_percent(predicted)
 
     value, before = solve(np.ones(len(measured), dtype=np.bool_)), drive @ start + offset
-    started, fitted = mean_error_percent(before, measured), mean_error_percent(drive @ value + offset, measured)
     groups = [str(i) for i in range(len(measured))], list(compress(runs.applications, kept))
-    flat = mean_error_percent((measured.sum() - measured) / (len(measured) - 1), measured)
-    alone, together = map(held_out_error, groups)
-    score = ComponentFitErrors(started if before.any() else 100.0, fitted, alone, together, flat)
+    score = ComponentFitErrors(
+        start=mean_percent(before) if before.any() else 100.0,
+        in_sample=mean_percent(drive @ value + offset),
+        leave_one_out=held_out_error(groups[0]),
+        leave_application_out=held_out_error(groups[1]),
+        constant=mean_percent((measured.sum() - measured) / (len(measured) - 1)),
+    )
     close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (lower < upper)
     dropped, at_bound = tuple(compress(runs.kernels, ~kept)), tuple(compress(runs.names, close))
     determined = tuple(name for name, column in zip(runs.names, drive.T, strict=True) if column.any())

@@ -21,7 +21,6 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import MissingTool
 from wattcast.core.whole_files import replace_whole
-from wattcast.gpuwattch.trace_reading import CYCLES, MetricTrace, TraceSampling
 from wattcast.gpuwattch.trace_statistics import NO_STEADY_STATE, KernelPower, ListedKernel, SteadyRegion
 from wattcast.report.figure_style import new_axes
 
@@ -191,30 +190,17 @@ def format_steady_rows(
         yield f"{region.start},{region.end},{region.power_w:f},{shown},{counters}{end}\n"
 
 
-@dataclass(frozen=True)
-class IdleSmRestorer:
-    """Recovers the float32 number of idle SMs that the simulator used from the six decimals that it printed."""
+def restore_idle_sms(value: Array, column: int, sm_count: int, sample_cycle: float) -> Array:
+    """Recover the float32 number of idle SMs that the simulator used from the six decimals that it printed.
 
-    column: int
-    sm_count: int
-    sample_cycle: float
-
-    @classmethod
-    def make(cls, trace: MetricTrace, sampling: TraceSampling, sm_count: int | None) -> IdleSmRestorer | None:
-        """Return None where the number of SMs is unknown, or samples differ in length."""
-        if sm_count is None or CYCLES in trace.optional:
-            return None
-        return cls(trace.columns[trace.events.index("idle_sm")], sm_count, sampling.sample_cycle)
-
-    def restore(self, value: Array) -> Array:
-        """Return a copy with the idle SMs restored; a figure that fits no whole number of cycles stays."""
-        printed = value[:, self.column]
-        cycles = np.rint((self.sm_count - printed) * self.sample_cycle)
-        active = (cycles / self.sample_cycle).astype(np.float32)
-        idle = (np.float32(self.sm_count) - active).astype(np.float64)
-        restored = value.copy(order="K")
-        restored[:, self.column] = np.where(np.abs(idle - printed) <= _ROUNDING, idle, printed)
-        return restored
+    Returns a copy of ``value``; a figure that fits no whole number of cycles stays.
+    """
+    printed = value[:, column]
+    active = (np.rint((sm_count - printed) * sample_cycle) / sample_cycle).astype(np.float32)
+    idle = (np.float32(sm_count) - active).astype(np.float64)
+    restored = value.copy(order="K")
+    restored[:, column] = np.where(np.abs(idle - printed) <= _ROUNDING, idle, printed)
+    return restored
 
 
 @dataclass

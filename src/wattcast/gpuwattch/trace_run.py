@@ -245,8 +245,6 @@ class _TracePass:
         self.tally = trace_statistics.KernelTally(len(parts), len(columns))
         self.states = trace_statistics.SteadyStateFinder(job.config.steady, len(columns))
         self.timeline = trace_outputs.PowerBins(len(parts))
-        sms = job.config.sm_count if job.compat else None
-        self.restorer = trace_outputs.IdleSmRestorer.make(job.trace, job.sampling, sms)
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
         self.writer = trace_outputs.BackgroundWriter()
@@ -286,7 +284,11 @@ class _TracePass:
         job = self.job
         ends = self.ends.mark(block.value, following)
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)
-        exact = block if self.restorer is None else replace(block, value=self.restorer.restore(block.value))
+        exact, sms = block, job.config.sm_count
+        if job.compat and sms is not None and trace_reading.CYCLES not in job.trace.optional:
+            idle = job.trace.columns[job.trace.events.index("idle_sm")]
+            value = trace_outputs.restore_idle_sms(block.value, idle, sms, job.sampling.sample_cycle)
+            exact = replace(block, value=value)
         activity = job.trace.activity(exact, job.sampling, sample)
         threads: dict[str, Any] = {}
         if self.lanes is not None:
