@@ -173,12 +173,7 @@ def ring_unit(name: str, nodes: int, stride: int, cached: bool = True) -> BenchU
 
 def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
     """Follow a ring in the block's own shared memory, or in that of its neighbour in a cluster."""
-    values: Plain = {
-        "nodes": SHARED_NODES,
-        "factor": RING_FACTOR,
-        "hop": RING_STEP,
-        "cluster": cluster,
-        "sync": CLUSTER_SYNC,
-    }
+    values: Plain = {"nodes": SHARED_NODES, "factor": RING_FACTOR, "hop": RING_STEP}
+    values |= {"cluster": cluster, "sync": CLUSTER_SYNC}
     kind = "cluster_ring" if cluster > 1 else "shared_ring"
     return fill_unit(kind, name, values, operation="load", cluster=cluster)

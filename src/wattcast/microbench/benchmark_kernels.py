@@ -305,19 +305,9 @@ def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:
 
 def make_blank_row(run: str, benchmark: Benchmark, repeat: int) -> MicroRow:
     """Return a row that names what is to be measured."""
-    return MicroRow(
-        micro_row_id(benchmark.name, repeat, benchmark.version),
-        benchmark.name,
-        benchmark.group,
-        benchmark.unit.operation,
-        benchmark.curve,
-        benchmark.at,
-        repeat,
-        benchmark.version,
-        benchmark.specification,
-        run,
-        threads=benchmark.threads,
-    )
+    b = benchmark
+    what = micro_row_id(b.name, repeat, b.version), b.name, b.group, b.unit.operation, b.curve, b.at
+    return MicroRow(*what, repeat, b.version, b.specification, run, threads=b.threads)
 
 
 def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int = 0) -> MicroRow:

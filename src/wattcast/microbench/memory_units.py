@@ -77,13 +77,8 @@ def write_unit(
     """
     p, (kind, words) = name, KINDS[width]
     quads = [(n, w) for n in range(2) for w in range(4)]
-    values: Plain = {
-        "declare": declare,
-        "store": store,
-        "kind": kind,
-        "registers": vector(words, 1),
-        "letter": letter,
-    }
+    values: Plain = {"declare": declare, "store": store, "kind": kind, "registers": vector(words, 1)}
+    values["letter"] = letter
     values["words"] = " ".join(f"unsigned {p}q{n}_{w} = mixed(state + {4 * n + w + 1}u);" for n, w in quads)
     values |= {"turns": " ".join(f"{p}q{n}_{w} ^= {p}q{1 - n}_{w} << 1;" for n, w in quads), "advance": advance}
     return fill_unit(
@@ -204,11 +199,8 @@ def copy_unit(
 ) -> BenchUnit:
     """Load from one buffer and store to the same place of the other."""
     p, (kind, words), row = name, KINDS[width], threads * width
-    values: Plain = {
-        "walk": declare_walk(p, "a", steps * row, f"threadIdx.x * {width}u"),
-        "count": words,
-        "kind": kind,
-    }
+    walk = declare_walk(p, "a", steps * row, f"threadIdx.x * {width}u")
+    values: Plain = {"walk": walk, "count": words, "kind": kind}
     values |= {"words": declare_words(p, steps, words), "read": read, "write": write}
     values |= {"loaded": vector(words), "stored": vector(words, 1)}
 

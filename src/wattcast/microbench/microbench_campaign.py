@@ -106,18 +106,15 @@ class MicroCampaign:
 
 def describe_row(row: MicroRow) -> str:
     """Describe a row in one line."""
-    parts = [row.id]
-    if row.operations_per_cycle_sm is not None:
-        parts.append(f"{row.operations_per_cycle_sm:.4g} {row.operation}/cycle/SM")
-    if row.latency_cycles is not None:
-        parts.append(f"{row.latency_cycles:.1f} cycles")
-    if row.byte_per_s:
-        parts.append(f"{row.byte_per_s / 1e9:.4g} GB/s")
-    if row.power_w is not None:
-        parts.append(f"{row.power_w:.1f} W")
-    if row.effective_clock_hz is not None:
-        parts.append(f"{row.effective_clock_hz / 1e6:.0f} MHz")
-    return ", ".join(parts) + (f" [{', '.join(row.flags)}]" if row.flags else "")
+    figures = [
+        (row.operations_per_cycle_sm, 1.0, ".4g", f"{row.operation}/cycle/SM"),
+        (row.latency_cycles, 1.0, ".1f", "cycles"),
+        (row.byte_per_s, 1e-9, ".4g", "GB/s"),
+        (row.power_w, 1.0, ".1f", "W"),
+        (row.effective_clock_hz, 1e-6, ".0f", "MHz"),
+    ]
+    shown = [f"{value * scale:{form}} {unit}" for value, scale, form, unit in figures if value is not None]
+    return ", ".join([row.id, *shown]) + (f" [{', '.join(row.flags)}]" if row.flags else "")
 
 
 def write_heartbeat(out: Path, task: str, kind: str) -> None:
@@ -220,11 +217,6 @@ def adopt_rows(source: Path, out: Path) -> None:
             write_whole(out / path.name, path.read_bytes())
 
 
-def cache_folder() -> Path:
-    """Return the folder that keeps machine code between commands; its files are named by their source."""
-    return private_cache("cubins")
-
-
 def worker_count() -> int:
     """Return how many compiling processes leave the measuring ones alone."""
     return min(WORKERS, max((os.cpu_count() or 2) - 2, 1))
@@ -248,11 +240,11 @@ def nvrtc_version() -> str:
 
 @dataclass
 class CompiledKernels:
-    """Machine code of benchmarks, from workers or from here."""
+    """Machine code of benchmarks, from workers or from here; it is kept between commands, named by its source."""
 
     architecture: str
-    folder: Path
     names: tuple[str, ...] = ()  # what workers compile; nothing named: the whole suite
+    folder: Path = field(default_factory=lambda: private_cache("cubins"))
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, count: int) -> None:

@@ -191,7 +191,7 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
     device, benchmarks = bench.device, find_benchmarks(names)
     on_file = campaign.journal.ids
     missing = [b.name for b in benchmarks if micro_row_id(b.name, 0, b.version) not in on_file]
-    compiled = CompiledKernels(device.architecture, microbench_campaign.cache_folder(), tuple(missing))
+    compiled = CompiledKernels(device.architecture, tuple(missing))
     compiled.start(microbench_campaign.worker_count() if missing else 0)
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
@@ -252,10 +252,8 @@ def make_benchmark_task(
         ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
         before = seen.get(benchmark.name)
         try:
-            iterations = (before and before.iterations) or 0
-            seen[benchmark.name] = benchmark_kernels.measure_benchmark(
-                choose_repeat_bench(bench, before), ready, row, iterations
-            )
+            how, iterations = choose_repeat_bench(bench, before), (before and before.iterations) or 0
+            seen[benchmark.name] = benchmark_kernels.measure_benchmark(how, ready, row, iterations)
             return seen[benchmark.name]
         finally:
             with contextlib.suppress(DeviceFault):  # after a fault a further call would only hide its error
@@ -354,20 +352,15 @@ def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, r
             row = replace(row, checked=clip.check(kernel) if kernel else "")
             if not paced:
                 return sustain_load(bench, row, enqueue)
-            slowest_s = max(
-                benchmark_kernels.time_unit_s(clip.device, partial(clip.enqueue, other))
-                for other in multimedia_clip.DCTS
-            )
+            variants = [partial(clip.enqueue, other) for other in multimedia_clip.DCTS]
+            slowest_s = max(benchmark_kernels.time_unit_s(clip.device, variant) for variant in variants)
             period_s = round(RATE_RESERVE * slowest_s, 4) or 1e-4
             return sustain_load(bench, replace(row, curve="rate", at=period_s), enqueue, period_s)
 
         blank = MicroRow(micro_row_id(name, repeat), name, "multimedia", "frame", repeat=repeat, run=bench.run)
         if kernel:
-            blank = replace(
-                blank,
-                threads=multimedia_clip.THREADS,
-                blocks=-(-clip.items(kernel, frames) // multimedia_clip.THREADS),
-            )
+            threads = multimedia_clip.THREADS
+            blank = replace(blank, threads=threads, blocks=-(-clip.items(kernel, frames) // threads))
         return MicroTask(replace(blank, operations=float(frames or clip.frames)), measure)
 
     return [

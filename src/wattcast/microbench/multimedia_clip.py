@@ -21,6 +21,8 @@ Ints = npt.NDArray[np.int64]
 WIDTH, HEIGHT, FRAMES = 1920, 1080, 80
 LUMA, CHROMA = WIDTH * HEIGHT, WIDTH * HEIGHT // 4
 FRAME_BYTE = LUMA + 2 * CHROMA
+# begin, width, height and black of the three planes
+PLANES = ((0, WIDTH, HEIGHT, 16), *((LUMA + n * CHROMA, WIDTH // 2, HEIGHT // 2, 128) for n in range(2)))
 BLOCKS_X, BLOCKS_Y = WIDTH // 8, HEIGHT // 8
 LARGE = ((-2, 0), (-1, -1), (0, -2), (1, -1), (2, 0), (1, 1), (0, 2), (-1, 1))
 SMALL = ((-1, 0), (0, -1), (1, 0), (0, 1))
@@ -62,19 +64,10 @@ def make_turns(frames: int = FRAMES) -> npt.NDArray[np.int32]:
     return np.array([[round(65536 * math.cos(a)), round(65536 * math.sin(a))] for a in angle], dtype=np.int32)
 
 
-def _list_planes() -> list[tuple[int, int, int, int]]:
-    """Begin, width, height and black of the three planes."""
-    return [
-        (0, WIDTH, HEIGHT, 16),
-        (LUMA, WIDTH // 2, HEIGHT // 2, 128),
-        (LUMA + CHROMA, WIDTH // 2, HEIGHT // 2, 128),
-    ]
-
-
 def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
     """Eq. 4: each pixel from where the rotation by -θ about the middle puts it, nearest below."""
     out = np.empty_like(source)
-    for begin, width, height, black in _list_planes():
+    for begin, width, height, black in PLANES:
         y, x = np.mgrid[0:height, 0:width]
         x, y = x - width // 2, y - height // 2
         u = ((cosine * x + sine * y) >> 16) + width // 2
@@ -89,7 +82,7 @@ def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
 def make_barrel_map(strength: float = 0.12) -> npt.NDArray[np.int32]:
     """Where each pixel of a frame comes from: radius r from the middle is read at r (1 + k r²); -1 outside."""
     parts = []
-    for begin, width, height, _ in _list_planes():
+    for begin, width, height, _ in PLANES:
         y, x = np.mgrid[0:height, 0:width].astype(np.float64)
         dx, dy = (x - width / 2) / (width / 2), (y - height / 2) / (width / 2)
         grow = 1.0 + strength * (dx * dx + dy * dy)

@@ -71,11 +71,6 @@ def _read_table(name: str, kind: type[Entry]) -> dict[str, Entry]:
 PRECISIONS, MMA = _read_table("tensor_formats.csv", TensorPrecision), _read_table("mma_shapes.csv", MmaShape)
 
 
-def wgmma_shared_byte(columns: int, groups: int) -> int:
-    """Return the shared memory of all stages: an A tile for each warpgroup and a B tile for all."""
-    return STAGES * (groups * A_TILE_BYTE + columns * 128)
-
-
 def wgmma_unit(
     name: str,
     precision: str,
@@ -92,10 +87,10 @@ def wgmma_unit(
     """
     form, integer = PRECISIONS[precision], precision == "int8"
     registers = columns // 2  # of accumulators in a thread
-    kind, letter, bits = (
-        ("int", "r", "(unsigned)acc[{0}]") if integer else ("float", "f", "__float_as_uint(acc[{0}])")
-    )
-    pool = wgmma_shared_byte(columns, groups)
+    kind, letter, bits = "float", "f", "__float_as_uint(acc[{0}])"
+    if integer:
+        kind, letter, bits = "int", "r", "(unsigned)acc[{0}]"
+    pool = STAGES * (groups * A_TILE_BYTE + columns * 128)  # an A tile for each warpgroup and a B tile for all
     # all products of an iteration are one statement: 128 accumulators are costly to name again and again
     types = f"m64n{columns}k{form.k * (1 + sparse)}.{form.wgmma}"
     flags = ("" if integer else ", 1, 1") + (", 0, 0" if form.k == 16 else "")  # scales, transpositions
@@ -236,18 +231,12 @@ def _make_bulk_unit(
     ``drain`` waits at the end, since no copy may land after the block has gone.
     """
     sync = CLUSTER_SYNC * (cluster > 1)
-    values: Plain = {
-        "room": BULK_BYTE * stages,
-        "size": BULK_BYTE,
-        "stages": stages,
-        "started": started,
-        "more": more,
-    }
+    values: Plain = {"room": BULK_BYTE * stages, "size": BULK_BYTE, "stages": stages, "started": started}
     values |= {"first": write_piece("bulk.tile", p) if tile else write_piece("bulk.rank", p) if cluster > 1 else ""}
     values |= {"meet": write_piece("bulk.meet", p, sync=sync) if cluster > 1 else "", "cluster": cluster}
     values |= {"issue": _issue_bulk(p, "s", tile, cluster), "turns": " ".join(turns), "drain": " ".join(drain)}
     facts |= {"operation": "copy", "one_thread": True, "cluster": cluster}
-    return fill_unit("bulk", p, values | {"sync": sync}, **facts)
+    return fill_unit("bulk", p, values | {"sync": sync, "more": more}, **facts)
 
 
 def _issue_bulk(p: str, stage: str, tile: bool = False, cluster: int = 1, size: int = BULK_BYTE) -> str:

@@ -38,6 +38,7 @@ IN_FLIGHT_BYTE = 12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 
 SINGLE_SHARE = 0.25  # of the fp64 instructions of a function, which are left of it in fp32
 MOVED = {"dram": ("dram_read", "dram_written"), "l2": ("l2_read", "l2_written")}  # counters of bytes, to and fro
 LOCAL = ("local_loaded_sectors", "local_stored_sectors")
+CACHE_COUNTERS = ("l2_read", "l2_written", "hit_sectors", "loaded_sectors")
 ACCESSES = unit_work.ACCESSES
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
@@ -348,19 +349,7 @@ JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that
     "occupancy": (("warps",), _judge_occupancy),
     "parallelism": (("warps",), _judge_parallelism),
     "access size": (tuple(ACCESSES.values()), _judge_access_size),
-    "caching": (
-        (
-            "l2_read",
-            "l2_written",
-            "dram_read",
-            "hit_sectors",
-            "loaded_sectors",
-            "loads",
-            "wavefronts",
-            "shared_passes",
-        ),
-        _judge_caching,
-    ),
+    "caching": ((*CACHE_COUNTERS, "dram_read", "loads", "wavefronts", "shared_passes"), _judge_caching),
     "spills": ((*LOCAL, "wavefronts", "instructions"), _judge_spills),
     "atomics": (("reduced_sectors",), _judge_atomics),
 }

@@ -32,7 +32,7 @@ from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say
 from wattcast.microbench.benchmark_kernels import DeviceBuffers, calibrate_iterations, prepare_benchmark
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
-from wattcast.microbench.microbench_campaign import CompiledKernels, cache_folder, worker_count
+from wattcast.microbench.microbench_campaign import CompiledKernels, worker_count
 from wattcast.microbench.microbench_results import MicroRow, find_best_copy, find_curve, find_fault, keep_first_rounds
 from wattcast.microbench.unit_source import Benchmark
 
@@ -319,7 +319,7 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
     began_s = time.monotonic()
     names = tuple(name for name in only if name != "multimedia")
     if names or not only:  # no compiling may happen under the profiler
-        compiled = CompiledKernels(CudaDevice.open().architecture, cache_folder(), names)
+        compiled = CompiledKernels(CudaDevice.open().architecture, names)
         compiled.start(2 * worker_count())
         compiled.finish(budget_s / 2)
     verb = ["microbench", *(["--only", ",".join(only)] if only else [])]
@@ -362,7 +362,7 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
     have = read_counted_ids(out)
     if not only or "multimedia" in only:
         counted += _count_multimedia(device, have)
-    compiled = CompiledKernels(device.architecture, cache_folder())
+    compiled = CompiledKernels(device.architecture)
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
     names = [name for name in only if name != "multimedia"]
     wanted = [b for b in find_benchmarks(names) if b.supported(device.architecture) and b.name not in have]
