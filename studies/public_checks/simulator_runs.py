@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from wattcast.fit.scoring import mean_percent_error
 from wattcast.gpuwattch.component_fit import (
     ComponentFitErrors,
+    FitConstraints,
     KernelColumns,
-    fit_scaling,
-    mean_error_percent,
+    fit_components,
     read_measured_kernels,
 )
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceFile, open_trace
@@ -67,9 +68,8 @@ def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] |
     path = reference / "accelwattch" / VOLTA_KERNELS_FILE
     if not path.is_file():
         return None
-    found = fit_scaling(
-        read_measured_kernels(path, KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",)))
-    )
+    columns = KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",))
+    found = fit_components(read_measured_kernels(path, columns), FitConstraints())
     return found.kernels, found.score
 
 
@@ -81,7 +81,7 @@ def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
     for config in dict.fromkeys(row["config"] for row in rows):
         mine = [row for row in rows if row["config"] == config]
         ours, true = (np.array([float(row[c]) for row in mine]) for c in ("sim_total_W", "hw_total_W"))
-        found.append({"config": config, "n": len(mine), "mape": mean_error_percent(ours, true)})
+        found.append({"config": config, "n": len(mine), "mape": mean_percent_error(ours, true) or 0.0})
     return found
 
 
