@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from wattcast.fit.database_fit import (
     shipped_held_out,
     variance_components,
 )
+from wattcast.fit.held_out import HeldOutRows
 from wattcast.fit.kernel_rows import KernelRows, on_random_data
 from wattcast.hardware import load_gpu
 from wattcast.predictor import api
@@ -149,10 +152,8 @@ def test_shifts_are_differences_of_the_residuals_of_random_rows(rows: KernelRows
 
 
 def _held(rows: KernelRows, wanted: np.ndarray, ratio: np.ndarray, kind: tuple[str, ...]) -> object:
-    from types import SimpleNamespace
-
     n = len(wanted)
-    return SimpleNamespace(
+    held = SimpleNamespace(
         kind=tuple(kind[i] for i in wanted),
         data=tuple(rows.data[i] for i in wanted),
         latency_s=ratio,
@@ -161,6 +162,8 @@ def _held(rows: KernelRows, wanted: np.ndarray, ratio: np.ndarray, kind: tuple[s
         predicted_power_w=np.ones(n),
         clock_hz=np.full(n, 1.98e9),
     )
+    held.ratio = partial(HeldOutRows.ratio, held)
+    return held
 
 
 def test_the_database_says_which_card_measured_what(rows: KernelRows) -> None:
