@@ -76,7 +76,7 @@ def test_trees_answered_at_once_are_the_trees_walked(trees: int, depth: int) -> 
     left, right = np.where(inner, 2 * itself + 1, itself), np.where(inner, 2 * itself + 2, itself)
     feature = rng.integers(0, 2, (trees, nodes), dtype=np.int32)
     made = rng.normal(size=(2, trees, nodes))
-    forest = TreeEnsemble(("a", "b"), 0.5, feature, made[0].round(1), left, right, made[1], depth)
+    forest = TreeEnsemble(("a", "b"), 0.5, feature, made[0].round(1), left, right, made[1])
     rows = rng.normal(size=(200, 2)).round(1)  # some on a threshold
     few = [forest.sum_trees(rows[i : i + 5]) for i in range(0, 200, 5)]
     assert_allclose(np.concatenate(few), forest.sum_trees(rows), rtol=1e-12)

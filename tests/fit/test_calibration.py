@@ -168,7 +168,7 @@ def test_bad_rows_are_refused_in_one_paragraph(call, tmp_path: Path, text: str, 
     assert done.code == 2, done.err
     assert re.search(word, done.err), done.err
     assert "Traceback" not in done.err
-    assert not (tmp_path / "mine" / "bundle.yaml").exists()
+    assert not (tmp_path / "mine" / "bundle.json").exists()
 
 
 def test_repeats_that_differ_a_little_are_used_and_noted(call, tmp_path: Path) -> None:

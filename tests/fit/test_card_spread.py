@@ -218,7 +218,7 @@ def test_a_bundle_keeps_its_spread(tmp_path: Path) -> None:
     assert shipped is not None
     measured = CardSpread(0.02, 0.05, 3, "three cards")
     for found, wanted in ((replace(shipped, cards=measured), measured), (shipped, shipped.cards)):
-        bundle_file.write_bundle(found, tmp_path / "bundle.yaml")
+        bundle_file.write_bundle(found, tmp_path / "bundle.json")
         assert bundle_file.read_bundle(tmp_path).cards == wanted
     assert shipped.for_this_card().cards == THIS_CARD
     assert forecast_bundle(load_gpu("h100-sxm")).cards == shipped.cards

@@ -110,7 +110,7 @@ def test_on_the_h200_the_law_explains_most_of_what_layers_take_more() -> None:
 
 
 def test_a_bundle_keeps_its_law_and_refuses_a_wrong_one(tmp_path: Path) -> None:
-    bundles.write_bundle(shipped(), tmp_path / "bundle.yaml")
+    bundles.write_bundle(shipped(), tmp_path / "bundle.json")
     assert bundles.read_bundle(tmp_path).cold == shipped().cold
     with pytest.raises(BadInput, match="zero or more"):
         ColdCacheDelay(-1e-7, 0.0)

@@ -96,8 +96,8 @@ def test_operators_cost_alike_where_nothing_says_otherwise() -> None:
 
 def test_weights_survive_factors_and_files(tmp_path: Path) -> None:
     slower = apply_factors(forecast_bundle(A100), {"launch": 1.5})
-    bundles.write_bundle(slower, tmp_path / "bundle.yaml")
-    again = bundles.read_bundle(tmp_path / "bundle.yaml")
+    bundles.write_bundle(slower, tmp_path / "bundle.json")
+    again = bundles.read_bundle(tmp_path / "bundle.json")
     assert again.launch == replace(
         forecast_bundle(A100).launch, host_s_per_operator=slower.launch.host_s_per_operator
     )

@@ -307,12 +307,12 @@ def test_a_bundle_keeps_its_widening_and_forms(tmp_path: Path) -> None:
     assert shipped.widening.near[1] > 0.0
     assert all(shipped.widening.apart[why].kinds > 3 for why in OutsideReason)
     assert shipped.widening.apart[OutsideReason.KIND].latency > shipped.widening.apart[OutsideReason.FORM].latency
-    bundles.write_bundle(shipped, tmp_path / "bundle.yaml")
+    bundles.write_bundle(shipped, tmp_path / "bundle.json")
     again = bundles.read_bundle(tmp_path)
     assert again.widening == shipped.widening
     assert again.seen == shipped.seen
     plain = replace(shipped, widening=default_widening())
-    bundles.write_bundle(plain, tmp_path / "bundle.yaml")
+    bundles.write_bundle(plain, tmp_path / "bundle.json")
     assert bundles.read_bundle(tmp_path).widening == default_widening()
 
 

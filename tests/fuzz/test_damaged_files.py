@@ -392,7 +392,7 @@ def test_what_has_no_end_or_is_no_file_is_refused(tmp_path: Path, monkeypatch: p
     for read in (EnergySamples.load, energy_samples.read_power_log, read_table, read_own_model):
         with pytest.raises(BadInput):
             read(Path("/dev/zero"))
-    (tmp_path / "bundle.yaml").write_bytes(b"{}")
+    (tmp_path / "bundle.json").write_bytes(b"{}")
     (tmp_path / "arrays.npz").mkdir()
     with pytest.raises(BadInput, match="a folder"):
         read_bundle(tmp_path)

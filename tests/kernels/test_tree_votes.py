@@ -49,7 +49,6 @@ def test_trees_vote_for_the_leaf_a_row_falls_into() -> None:
         left=np.array([[1, 1, 3, 3, 4], [0, 1, 2, 3, 4]], np.int32),
         right=np.array([[2, 1, 4, 3, 4], [0, 1, 2, 3, 4]], np.int32),
         candidate=np.array([[0, 2, 0, 0, 1], [1, 0, 0, 0, 0]], np.int32),
-        depth=2,
     )
     share = votes.share(np.array([[0.0, 9.0], [2.0, 5.0], [2.0, 6.0]]), 3)
     assert_allclose(share, [[0.0, 0.5, 0.5], [0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
@@ -60,10 +59,10 @@ def test_trees_that_end_early_are_left_behind_where_they_ended() -> None:
     reference = bundle_for(GPU).reference
     votes = reference.choice["conv2d-half"].votes
     columns = np.random.default_rng(3).normal(4.0, 4.0, size=(50, int(votes.feature.max()) + 1))
-    walk = TreeWalk.from_arrays(votes.feature, votes.threshold, votes.left, votes.right, votes.depth)
+    walk = TreeWalk.from_arrays(votes.feature, votes.threshold, votes.left, votes.right)
     vote = votes.candidate.ravel()[walk.leaves(columns)]
     count = int(votes.candidate.max()) + 1
-    assert votes.depth > 12
+    assert walk.depth > 12
     assert_allclose(votes.share(columns, count), (vote[..., np.newaxis] == np.arange(count)).mean(axis=1))
 
 

@@ -36,25 +36,25 @@ def test_the_h200_is_fitted_and_inside_what_was_measured() -> None:
 
 def test_a_bundle_survives_being_written_and_read(tmp_path: Path) -> None:
     gpu, bundle = load_gpu("h200"), shipped_bundle("h200")
-    bundles.write_bundle(bundle, tmp_path / "bundle.yaml")
-    back = bundles.read_bundle(tmp_path / "bundle.yaml")
+    bundles.write_bundle(bundle, tmp_path / "bundle.json")
+    back = bundles.read_bundle(tmp_path / "bundle.json")
     one, two = (predict_graph(WORK, gpu, OperatingPoint(), b) for b in (bundle, back))
     assert_allclose(two.latency_s, one.latency_s, rtol=1e-5)
     assert_allclose(two.power_w, one.power_w, rtol=1e-5)
 
 
 def test_a_bundle_without_its_arrays_says_so(tmp_path: Path) -> None:
-    bundles.write_bundle(shipped_bundle("h200"), tmp_path / "bundle.yaml")
+    bundles.write_bundle(shipped_bundle("h200"), tmp_path / "bundle.json")
     (tmp_path / bundles.ARRAYS_FILE).unlink()
     with pytest.raises(WattcastError, match=r"arrays\.npz"):
-        bundles.read_bundle(tmp_path / "bundle.yaml")
+        bundles.read_bundle(tmp_path / "bundle.json")
 
 
 def test_damaged_arrays_are_refused_without_a_traceback(tmp_path: Path) -> None:
-    bundles.write_bundle(shipped_bundle("h200"), tmp_path / "bundle.yaml")
+    bundles.write_bundle(shipped_bundle("h200"), tmp_path / "bundle.json")
     (tmp_path / bundles.ARRAYS_FILE).write_bytes(b"not a zip file")
     with pytest.raises(WattcastError, match=r"arrays\.npz"):
-        bundles.read_bundle(tmp_path / "bundle.yaml")
+        bundles.read_bundle(tmp_path / "bundle.json")
 
 
 @pytest.mark.parametrize(

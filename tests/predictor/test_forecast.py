@@ -145,12 +145,12 @@ def test_any_clock_and_limit_on_a_forecast_card() -> None:
 
 def test_a_forecast_survives_being_written_and_read(tmp_path: Path) -> None:
     gpu = load_gpu("a100-pcie-40gb")
-    bundles.write_bundle(forecast_bundle(gpu), tmp_path / "bundle.yaml")
+    bundles.write_bundle(forecast_bundle(gpu), tmp_path / "bundle.json")
     back = bundles.read_bundle(tmp_path)
     one, two = (predict_graph(WORK, gpu, TOP, b) for b in (forecast_bundle(gpu), back))
     assert_allclose(two.latency_s, one.latency_s, rtol=1e-5)
     assert_allclose(two.power_w, one.power_w, rtol=1e-5)
-    assert yaml.safe_load((tmp_path / "bundle.yaml").read_text())["learned_on"]["sm_count"] == 132
+    assert yaml.safe_load((tmp_path / "bundle.json").read_text())["learned_on"]["sm_count"] == 132
 
 
 def test_old_style_products_load_more_from_shared_memory_and_have_no_slim_tiles() -> None:

@@ -171,7 +171,7 @@ def test_fit_host_on_the_command_line(tmp_path: Path) -> None:
     code, out, err = run("lab", "fit", "host", str(table), "--gpu", "h200", "--out", str(tmp_path / "bundle"))
     assert code == 0, err
     assert "--host-launch" in out
-    assert "host_per_operator" in (tmp_path / "bundle" / "bundle.yaml").read_text()
+    assert "host_per_operator" in (tmp_path / "bundle" / "bundle.json").read_text()
     code, out, _ = run("lab", "fit", "host", str(table), "--gpu", "h200", "--json")
     found = json.loads(out)
     assert 1e-5 < found["host_s"] < 4e-5

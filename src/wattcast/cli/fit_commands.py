@@ -44,7 +44,7 @@ def fit_kernels(
     bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
     write_fit(bundle, held, out)
     rows = kernel_rows(held, gpu)
-    return CommandOutput({"rows": rows}, format_ledger(rows), notes=[f"{out / 'bundle.yaml'} written"])
+    return CommandOutput({"rows": rows}, format_ledger(rows), notes=[f"{out / 'bundle.json'} written"])
 
 
 @command("lab fit engine")
@@ -54,8 +54,8 @@ def fit_engine(env: Environment, database: str, gpu: str, out: Path = Path(), bu
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
     found = fit_engine_database(database, gpu, bundle, env.say)
-    write_bundle(found, out / "bundle.yaml")
-    env.say(f"{out / 'bundle.yaml'} written: {found.provenance.note}")
+    write_bundle(found, out / "bundle.json")
+    env.say(f"{out / 'bundle.json'} written: {found.provenance.note}")
 
 
 @command("lab fit host")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.core.errors import WattcastError, bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import show
 from wattcast.counter_models.gpmtool_files import read_nsys_activity
 from wattcast.counter_models.launch_power import (

@@ -12,7 +12,10 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -110,6 +113,10 @@ def _find_undominated(ranked: Array) -> npt.NDArray[np.int64]:
 
 
 MOST_UNPACKED_BYTE = 2**30
+_ARRAY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]\w+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n",
+    re.S,
+)  # as NumPy writes it; its own reader parses Python, which takes a tenth of a cold command
 
 
 def read_arrays(data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE) -> dict[str, npt.NDArray[Any]]:
@@ -120,19 +127,31 @@ def read_arrays(data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE) -> 
             if (total := sum(info.file_size for info in archive.infolist())) > max_byte:
                 raise bad_value(where, f"at most {max_byte} bytes unpacked", f"{total} bytes")
             for info in archive.infolist():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError("a compression that NumPy does not write")
-                plain = archive.read(info)  # at most the size that was checked; zipfile checks the CRC-32
-                stream = io.BytesIO(plain)
-                old = np.lib.format.read_magic(stream) == (1, 0)
-                read_header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-                shape, column_first, dtype = read_header(stream)
-                if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(plain) - stream.tell():
+                plain = _read_member(data, info)
+                head = _ARRAY_HEADER.match(plain)
+                if head is None or (dtype := np.dtype(head[1].decode())).hasobject:
+                    raise ValueError("an array that NumPy does not write")
+                shape = tuple(int(size) for size in head[3].decode().split(",") if size.strip())
+                if math.prod(shape) * dtype.itemsize != len(plain) - head.end():
                     raise ValueError("an array whose size is not that of its data")
-                flat = np.frombuffer(plain, dtype, offset=stream.tell())
-                found[info.filename.removesuffix(".npy")] = flat.reshape(shape, order="F" if column_first else "C")
+                flat = np.frombuffer(plain, dtype, offset=head.end())
+                found[info.filename.removesuffix(".npy")] = flat.reshape(
+                    shape, order="F" if head[2] == b"True" else "C"
+                )
     except WattcastError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds for damaged bytes
         raise BadInput(f"{where}: not a whole .npz file ({type(error).__name__}: {clip_text(error)}).") from None
     return found
+
+
+def _read_member(data: bytes, info: zipfile.ZipInfo) -> bytes:
+    """Return the plain bytes of one member of an archive; opening it with ``zipfile`` takes five times as long."""
+    name_byte, extra_byte = struct.unpack_from("<HH", data, info.header_offset + 26)
+    start = info.header_offset + 30 + name_byte + extra_byte
+    plain = data[start : start + info.compress_size]
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        plain = zlib.decompressobj(-zlib.MAX_WBITS).decompress(plain, info.file_size)
+    if len(plain) != info.file_size or zlib.crc32(plain) != info.CRC:
+        raise ValueError(f"{clip_text(info.filename)} is damaged")
+    return plain

@@ -11,19 +11,18 @@ library is needed: this module also runs on a bare GPU node.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from wattcast.core import files
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.core.records import asdict, dataclass, field, fields
 
 Plain = dict[str, Any]
 T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
@@ -342,6 +341,8 @@ def write_table(path: Path, rows: list[Plain]) -> None:
 
 def _columns_checksum(data: bytes) -> str:
     """Return the SHA-256 of a Parquet file up to its footer, whose length stands before the last four bytes."""
+    import hashlib  # predictions start without it
+
     return hashlib.sha256(data[: max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)]).hexdigest()
 
 

@@ -13,9 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,6 +22,7 @@ import msgspec
 
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import read_shipped_table as read_shipped_table  # for bare nodes, it stands there
+from wattcast.core.records import dataclass
 
 T = TypeVar("T")
 
@@ -79,27 +78,27 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
 
 
 def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
-    """Decode YAML into ``kind``; anchors and aliases, duplicate keys and deep nesting are refused."""
+    """Decode YAML into ``kind``; tags, anchors and aliases, duplicate keys and deep nesting are refused."""
     import yaml
 
     try:
-        text = data.decode("utf-8")
-        _check_events(text, where)
-        plain = yaml.load(text, Loader=_strict_loader())  # noqa: S506  (a subclass of the safe loader)
+        plain = _build_plain(data.decode("utf-8"), where)
     except UnicodeDecodeError as error:
         raise BadInput(f"{where}: not UTF-8 text (byte {error.start}).") from None
     except (yaml.YAMLError, ValueError) as error:  # PyYAML lets bad dates and endless digits through as ValueError
         raise BadInput(f"{where}: not valid YAML ({clip_text(' '.join(str(error).split()), 200)}).") from None
     except RecursionError:
         raise bad_value(where, f"at most {MAX_DEPTH} levels", "more") from None
-    return convert_plain(plain, kind, where)
+    return _convert(plain, kind, where)
 
 
 def convert_plain(plain: object, kind: type[T], where: str) -> T:
     """Return plain mappings and lists as ``kind``, checked as the readers check files."""
-    for path, number in _walk_floats(plain, ""):
-        if not math.isfinite(number):
-            raise bad_value(f"{where}: {path}", "a finite number", number)
+    _check_floats(plain, where)
+    return _convert(plain, kind, where)
+
+
+def _convert(plain: object, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
@@ -129,40 +128,56 @@ def read_number(text: object, where: str, least: float = -math.inf) -> float:
     return number
 
 
-def _check_events(text: str, where: str) -> None:
+def _build_plain(text: str, where: str) -> object:
+    """Build the plain values of a YAML document in one pass over its events, as PyYAML's safe loader would."""
     import yaml
 
-    if not re.search(r"[&*]", text) and len(re.findall(r"[-\[{:?]", text)) <= MAX_DEPTH:
-        return  # no anchor can be, and every level takes one of these to begin
-    depth = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            line = event.start_mark.line + 1
-            raise bad_value(f"{where}: line {line}", "plain values", "an anchor or alias", "Write the value out.")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
+    kind: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    events, words = yaml.parse(text, Loader=kind), kind("")
+    known: dict[str, object] = {}  # what unquoted words say: keys and numbers come again and again
+
+    def read_word(word: str) -> object:
+        if word not in known:
+            tag = words.resolve(yaml.ScalarNode, word, (True, False))
+            plain_number = tag.endswith(":float") and word[-1].isdigit() and "_" not in word and ":" not in word
+            known[word] = float(word) if plain_number else words.construct_object(yaml.ScalarNode(tag, word))
+        return known[word]
+
+    def build(event: Any, depth: int) -> object:
+        if isinstance(event, yaml.AliasEvent) or event.anchor or event.tag:
+            at = f"{where}: line {event.start_mark.line + 1}"
+            raise bad_value(at, "plain values", "a tag, anchor or alias", "Write the value out.")
+        if isinstance(event, yaml.ScalarEvent):
+            return read_word(event.value) if event.implicit[0] else event.value
+        if depth == MAX_DEPTH:
             raise bad_value(where, f"at most {MAX_DEPTH} levels of nesting", "more")
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = []
+            while not isinstance(item := next(events), yaml.SequenceEndEvent):
+                items.append(build(item, depth + 1))
+            return items
+        mapping: dict[object, object] = {}
+        while not isinstance(item := next(events), yaml.MappingEndEvent):
+            key, line = build(item, depth + 1), item.start_mark.line + 1
+            if isinstance(key, (list, dict)):
+                raise yaml.YAMLError(f"a key that is no word at line {line}")
+            if key in mapping:
+                raise yaml.YAMLError(f"key {clip_text(key)!r} stands twice in a mapping, again at line {line}")
+            mapping[key] = build(next(events), depth + 1)
+        return mapping
+
+    documents = [build(next(events), 0) for event in events if isinstance(event, yaml.DocumentStartEvent)]
+    if len(documents) > 1:
+        raise yaml.YAMLError("more than one document")
+    if not all(math.isfinite(number) for number in known.values() if isinstance(number, float)):
+        _check_floats(documents, where)
+    return documents[0] if documents else None
 
 
-@cache
-def _strict_loader() -> type:
-    import yaml
-
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class StrictLoader(base):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key.value for key, _ in node.value if isinstance(key.value, str)]
-            if len(set(keys)) != len(keys):
-                twice = next(key for key in keys if keys.count(key) > 1)
-                line = node.start_mark.line + 1
-                raise yaml.YAMLError(f"key {clip_text(twice)!r} stands twice in the mapping at line {line}")
-            return super().construct_mapping(node, deep=deep)
-
-    return StrictLoader
+def _check_floats(plain: object, where: str) -> None:
+    for path, number in _walk_floats(plain, ""):
+        if not math.isfinite(number):
+            raise bad_value(f"{where}: {path}", "a finite number", number)
 
 
 def _walk_floats(plain: object, path: str) -> Iterator[tuple[str, float]]:

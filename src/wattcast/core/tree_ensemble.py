@@ -7,7 +7,6 @@ rows a step at a time (``TreeWalk``); for many rows, small trees answer all ques
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass
 
 NodeIndex = npt.NDArray[np.int32]
 _BLOCK = 128  # rows whose places in the trees stay in a cache of a megabyte
@@ -34,7 +34,6 @@ class TreeEnsemble:
     left: NodeIndex  # (tree, node)
     right: NodeIndex  # (tree, node)
     value: Array  # (tree, node) what a leaf adds
-    depth: int
 
     def __post_init__(self) -> None:
         shapes = {a.shape for a in (self.feature, self.threshold, self.left, self.right, self.value)}
@@ -63,11 +62,11 @@ class TreeEnsemble:
 
     @cached_property
     def _walk(self) -> TreeWalk:
-        return TreeWalk.from_arrays(self.feature, self.threshold, self.left, self.right, self.depth)
+        return TreeWalk.from_arrays(self.feature, self.threshold, self.left, self.right)
 
     @cached_property
     def _masks(self) -> LeafMasks | None:
-        return LeafMasks.from_arrays(self.feature, self.threshold, self.left, self.right, self.depth)
+        return LeafMasks.from_arrays(self.feature, self.threshold, self.left, self.right)
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Return the arrays to save with a bundle, under names that begin with ``prefix``."""
@@ -78,19 +77,13 @@ class TreeEnsemble:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> TreeEnsemble:
         """Build the trees from what ``to_arrays`` saved."""
-        found = {name: np.asarray(arrays[f"{prefix}.{name}"]) for name in ("feature", "left", "right")}
-        left, right = found["left"].astype(np.int32), found["right"].astype(np.int32)
-        if ((left < 0) | (right < 0) | (left >= left.shape[-1]) | (right >= left.shape[-1])).any():
-            raise bad_value("forest", "nodes that exist", "others")
+        nodes = {name: np.asarray(arrays[f"{prefix}.{name}"], np.int32) for name in ("feature", "left", "right")}
         return cls(
             features=tuple(str(name) for name in arrays[f"{prefix}.features"]),
             base=float(arrays[f"{prefix}.base"]),
-            feature=found["feature"].astype(np.int32),
             threshold=np.asarray(arrays[f"{prefix}.threshold"], dtype=np.float64),
-            left=left,
-            right=right,
             value=np.asarray(arrays[f"{prefix}.value"], dtype=np.float64),
-            depth=tree_depth(left, right),
+            **nodes,
         )
 
 
@@ -128,14 +121,12 @@ class LeafMasks:
     bits: npt.NDArray[np.uint16]  # (tree,) left by columns that are equal in all rows
 
     @classmethod
-    def from_arrays(
-        cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex, depth: int
-    ) -> LeafMasks | None:
+    def from_arrays(cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex) -> LeafMasks | None:
         """Number the leaves of arrays ``(tree, node)``; None where a tree has too many."""
         trees, nodes = feature.shape
         is_leaf, each = left == np.arange(nodes), np.arange(trees)[:, np.newaxis]
         below = np.ones((trees, nodes), np.int64)  # leaves below a node
-        for _ in range(depth):
+        for _ in range(tree_depth(left, right)):
             below = np.where(is_leaf, 1, np.minimum(below[each, left] + below[each, right], _MOST_LEAVES + 1))
         if (below[:, :1] > _MOST_LEAVES).any():
             return None
@@ -200,15 +191,13 @@ class TreeWalk:
     depth: int
 
     @classmethod
-    def from_arrays(
-        cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex, depth: int
-    ) -> TreeWalk:
+    def from_arrays(cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex) -> TreeWalk:
         """Lay arrays ``(tree, node)`` end to end."""
         trees, nodes = feature.shape
         first = np.arange(trees, dtype=np.intp) * nodes
         child = 2 * (np.stack([right, left], axis=-1).astype(np.intp) + first[:, np.newaxis, np.newaxis])
         twice = np.repeat(feature.astype(np.intp).ravel(), 2), np.repeat(threshold.ravel(), 2)
-        return cls(*twice, child.ravel(), 2 * first, depth)
+        return cls(*twice, child.ravel(), 2 * first, tree_depth(left, right))
 
     def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
         """Return the leaf of each row in each tree, ``(row, tree)``, as positions in the arrays laid end to end."""

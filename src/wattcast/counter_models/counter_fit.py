@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, fit_diagnostics, gpmtool_files, model_selection
 from wattcast.counter_models.counter_table import RAILS, CounterTable

@@ -7,8 +7,6 @@ made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,10 +14,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import units
+from wattcast.core import files, units
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, bad_unit, bad_value, check_names, clip_text, nearest_names
 from wattcast.core.measured_rows import import_polars
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
 

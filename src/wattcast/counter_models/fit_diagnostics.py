@@ -7,12 +7,12 @@ free parameters as well, so their uncertainty reaches the costs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.records import dataclass
 from wattcast.counter_models import rail_terms
 from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.model_selection import INNER_FOLDS, FitSettings, FitWorkbench, TermsFit, deal_folds

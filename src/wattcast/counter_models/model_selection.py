@@ -7,7 +7,6 @@ or one of a few parts. All rows of a benchmark stay on one side.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.counter_models import rail_terms
 from wattcast.counter_models.counter_table import CounterTable, LabelCodes
 from wattcast.counter_models.rail_terms import CounterModelKind, GramCells, ModelTerms

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Unpack, get_type_hints
 from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, unknown_name
+from wattcast.core.records import dataclass, field, replace
 from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
 from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep, table_rows

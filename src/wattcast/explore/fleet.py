@@ -19,7 +19,6 @@ One GPU holds one workload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import BadInput, MissingTool, WattcastError, bad_value, check_names
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.explore.explorations import build_study, describe_point_risk
 from wattcast.explore.study import Study, evaluate_points

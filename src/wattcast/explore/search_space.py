@@ -13,7 +13,6 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.workload.model_options import OPTION_NAMES

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from wattcast import __version__
 from wattcast.core import arrays
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, WattcastError, bad_value, check_names
 from wattcast.core.measured_rows import import_polars
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.whole_files import replace_whole, write_whole

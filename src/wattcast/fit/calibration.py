@@ -23,11 +23,11 @@ bundle with those factors (a test holds the two together) at a fraction of the c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint

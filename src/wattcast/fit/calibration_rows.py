@@ -20,7 +20,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -31,6 +30,7 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.fit.calibration import Calibration, MeasuredModel, analyse_models, calibrate_bundle, predict_models
 from wattcast.fit.table_fit import TableCalibration, calibrate_tables

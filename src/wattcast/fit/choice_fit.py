@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
-from wattcast.core.tree_ensemble import tree_depth
 from wattcast.fit.kernel_rows import KernelRows
 from wattcast.kernels import ReferenceChip
 from wattcast.kernels.families.convolutions import CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS
@@ -161,7 +160,7 @@ def _grow_votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array
         feature[i, at], threshold[i, at] = tree.feature[at], tree.threshold[at]
         left[i, at], right[i, at] = tree.children_left[at], tree.children_right[at]
         candidate[i, : tree.node_count] = model.classes_[tree.value[:, 0].argmax(axis=1)]
-    return TreeVotes(feature, threshold, left, right, candidate, tree_depth(left, right))
+    return TreeVotes(feature, threshold, left, right, candidate)
 
 
 _NEVER = 50.0  # penalty on the score of an impossible candidate, in logs

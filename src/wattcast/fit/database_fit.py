@@ -16,8 +16,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
+from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, read_table, write_table
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.fit import few_rows_fit, kernel_rows
 from wattcast.fit.engine_fit import extend_bundle, load_fitting_steps
 from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, fit_widening, predict_held_out
@@ -218,7 +218,7 @@ def one_thread() -> Any:
 
 
 def write_fit(bundle: Bundle, held: HeldOutRows, folder: Path) -> None:
-    """Write ``bundle.yaml``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
+    """Write ``bundle.json``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
     save_bundle(bundle, folder)
     write_table(folder / HELD_OUT_FILE, _list_held_rows(held))
 

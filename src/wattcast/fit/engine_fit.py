@@ -8,16 +8,16 @@ database holds out are never read here but to be predicted (``judge_engine_rows`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_table
+from wattcast.core.records import dataclass, replace
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
 from wattcast.fit.kernel_fit import (
     CardRows,

@@ -19,7 +19,6 @@ follow held-out rows as these grow in number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.records import dataclass, replace
 from wattcast.fit.choice_fit import choose_labels, find_labels_run
 from wattcast.fit.kernel_fit import KernelFit, build_bundle, conditions_as_ran, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, run_each, settled_figures

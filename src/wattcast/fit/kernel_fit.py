@@ -20,12 +20,12 @@ at given V, then V² at a few clocks, never falling, at given energies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.choice_fit import count_k_parts, fit_kernel_choice
 from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures

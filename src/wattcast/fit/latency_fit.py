@@ -12,7 +12,6 @@ on it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +20,8 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import read_shipped_table
-from wattcast.core.tree_ensemble import TreeEnsemble, tree_depth
+from wattcast.core.records import dataclass, field
+from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import root_family
 from wattcast.predictor.kernel_phases import Correction
@@ -74,7 +74,7 @@ def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
         left[i, at], right[i, at] = nodes["left"][inner], nodes["right"][inner]
         value[i, : len(nodes)] = np.where(inner, 0.0, nodes["value"])
     base = float(np.ravel(model._baseline_prediction)[0])
-    return TreeEnsemble(names, base, feature, threshold, left, right, value, tree_depth(left, right))
+    return TreeEnsemble(names, base, feature, threshold, left, right, value)
 
 
 LENGTH_ROWS = 300  # rows the lengths are fitted on; all rows are used for the mean

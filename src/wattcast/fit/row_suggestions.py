@@ -11,7 +11,6 @@ width of intervals spends them there (``docs/method/bigger-database.md`` has the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
+from wattcast.core.records import dataclass
 from wattcast.fit.kernel_rows import KernelRows, parse_operators, select_kernels
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels, build_kernels

@@ -10,13 +10,13 @@ can be believed; V(f), idle power and all families without rows stay forecast.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.errors import BadInput
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.database_fit import one_thread
 from wattcast.fit.few_rows_fit import shift_energies

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.fit.kernel_rows import read_journals
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for

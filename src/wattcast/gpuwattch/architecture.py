@@ -15,7 +15,6 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, nearest_names
+from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.whole_files import write_whole
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters

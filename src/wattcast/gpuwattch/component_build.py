@@ -7,12 +7,12 @@ listener sees the power of the sample and may answer with a new clock and voltag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 
 import numpy as np
 
 from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, check_names, unknown_name
+from wattcast.core.records import dataclass, field, replace
 from wattcast.gpuwattch import energy_table
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
 from wattcast.gpuwattch.energy_table import ComponentRail, ComponentSet, EnergyTable

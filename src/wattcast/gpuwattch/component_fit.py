@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names, unknown_name
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set

@@ -11,17 +11,16 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from wattcast.core import units
+from wattcast.core import files, units
 from wattcast.core.errors import bad_value, check_names
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, read_shipped_table
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_yaml, read_shipped_table
 from wattcast.counter_models import profiler_counters
 from wattcast.counter_models.counter_table import read_column_map

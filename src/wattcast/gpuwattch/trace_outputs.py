@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import MissingTool
+from wattcast.core.records import dataclass, field
 from wattcast.core.whole_files import replace_whole
 from wattcast.gpuwattch.trace_statistics import NO_STEADY_STATE, KernelPower, ListedKernel, SteadyRegion
 from wattcast.report.figure_style import new_axes

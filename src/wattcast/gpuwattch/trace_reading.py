@@ -11,7 +11,6 @@ import contextlib
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingEvents, bad_value, clip_text, nearest_names, unknown_name
+from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource

@@ -11,7 +11,6 @@ import importlib.util
 import io
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu

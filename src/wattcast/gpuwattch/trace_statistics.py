@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, clip_text
+from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_bytes
 from wattcast.gpuwattch.architecture import SteadyStateDefinition
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache, lru_cache
-from importlib.resources import files
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import errors, units
+from wattcast.core import errors, files, units
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.units import Dtype

@@ -7,7 +7,6 @@ means that nobody published it. Rates are per core-clock cycle, so they hold at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
 from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
+from wattcast.core.records import dataclass, field, fields, is_dataclass, replace
 from wattcast.core.strict_files import PublishedClaim
 from wattcast.core.units import Dtype
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +19,8 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, map_blocks
 from wattcast.core.errors import bad_value
-from wattcast.core.tree_ensemble import NodeIndex, TreeWalk, tree_depth
+from wattcast.core.records import dataclass, fields
+from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 
 KERNEL_KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
@@ -233,7 +233,6 @@ class TreeVotes:
     left: NodeIndex
     right: NodeIndex
     candidate: NodeIndex  # a leaf's vote
-    depth: int
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in _VOTE_ARRAYS}
@@ -250,7 +249,7 @@ class TreeVotes:
 
     @cached_property
     def _walk(self) -> TreeWalk:
-        return TreeWalk.from_arrays(self.feature, self.threshold, self.left, self.right, self.depth)
+        return TreeWalk.from_arrays(self.feature, self.threshold, self.left, self.right)
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Return the arrays to save, under names that begin with ``prefix``."""
@@ -268,7 +267,7 @@ class TreeVotes:
             raise bad_value("kernel choice", "votes of nodes, columns and candidates that exist", "others")
         whole: dict[str, npt.NDArray[np.int32]] = {name: given[name].astype(np.int32) for name in most}
         threshold = np.asarray(given["threshold"], dtype=np.float64)
-        return cls(threshold=threshold, depth=tree_depth(whole["left"], whole["right"]), **whole)
+        return cls(threshold=threshold, **whole)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ are known by words in their names.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 
 
@@ -34,40 +34,37 @@ class ParsedKernelName:
 
 
 # library (cuDNN's kernels say so in their names), the architecture where a name does not say, and the grammar
-_GRAMMARS = tuple(
-    (library, usual, re.compile(pattern))
-    for library, usual, pattern in (
-        (
-            "cublas",
-            "sm90",
-            r"nvjet_(?:(?P<arch>sm\d+)_)?[a-z0-9]+_(?P<m>\d+)x(?P<n>\d+)_\d+x\d+_\d+x\d+_[hv]"
-            r"(?P<rest>(?:_[A-Za-z0-9]+)*?)_[NT]{3}(?:_|$|\W)",
-        ),
-        (
-            "cublas",
-            "sm80",
-            r"(?P<arch>sm\d+)_xmma_(?:gemm|(?P<conv>fprop|dgrad|wgrad))_\w*?tilesize(?P<m>\d+)x(?P<n>\d+)x\d+_"
-            r"(?P<rest>\w+)",
-        ),
-        (
-            "cutlass",
-            "sm80",
-            r"cutlass_(?:(?P<arch>\d+)_)?(?:wmma_)?(?:tensorop|simt)_[a-z0-9_]*?"
-            r"(?:gemm|(?P<conv>fprop|dgrad|wgrad))(?:_[a-z0-9]+?)*?_(?P<m>\d+)x(?P<n>\d+)(?:_\d+x\d+)?"
-            r"_[a-z]{2,4}(?:_|\W|$)",
-        ),
-        (  # a C++ name: the first shape is the tile's
-            "cutlass",
-            "sm80",
-            r"^_ZN\d+cutlass\w*?(?:(?P<conv>ImplicitGemm)|Gemm)\w*?GemmShapeILi(?P<m>\d+)ELi(?P<n>\d+)ELi\d+E",
-        ),
-        (  # cuBLAS before Hopper: ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn
-            "cublas",
-            "sm80",
-            r"(?P<arch>volta|turing|ampere|maxwell|hopper)_(?:(?:fp16|bf16|int8|fp32|h|s|d)_)?"
-            r"(?:[a-z]*\d*(?:h|s|i|d|c|z)?\d*gemm)\w*?_(?P<m>\d+)x(?P<n>\d+)(?P<rest>\w*)",
-        ),
-    )
+_GRAMMARS = (
+    (
+        "cublas",
+        "sm90",
+        r"nvjet_(?:(?P<arch>sm\d+)_)?[a-z0-9]+_(?P<m>\d+)x(?P<n>\d+)_\d+x\d+_\d+x\d+_[hv]"
+        r"(?P<rest>(?:_[A-Za-z0-9]+)*?)_[NT]{3}(?:_|$|\W)",
+    ),
+    (
+        "cublas",
+        "sm80",
+        r"(?P<arch>sm\d+)_xmma_(?:gemm|(?P<conv>fprop|dgrad|wgrad))_\w*?tilesize(?P<m>\d+)x(?P<n>\d+)x\d+_"
+        r"(?P<rest>\w+)",
+    ),
+    (
+        "cutlass",
+        "sm80",
+        r"cutlass_(?:(?P<arch>\d+)_)?(?:wmma_)?(?:tensorop|simt)_[a-z0-9_]*?"
+        r"(?:gemm|(?P<conv>fprop|dgrad|wgrad))(?:_[a-z0-9]+?)*?_(?P<m>\d+)x(?P<n>\d+)(?:_\d+x\d+)?"
+        r"_[a-z]{2,4}(?:_|\W|$)",
+    ),
+    (  # a C++ name: the first shape is the tile's
+        "cutlass",
+        "sm80",
+        r"^_ZN\d+cutlass\w*?(?:(?P<conv>ImplicitGemm)|Gemm)\w*?GemmShapeILi(?P<m>\d+)ELi(?P<n>\d+)ELi\d+E",
+    ),
+    (  # cuBLAS before Hopper: ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn
+        "cublas",
+        "sm80",
+        r"(?P<arch>volta|turing|ampere|maxwell|hopper)_(?:(?:fp16|bf16|int8|fp32|h|s|d)_)?"
+        r"(?:[a-z]*\d*(?:h|s|i|d|c|z)?\d*gemm)\w*?_(?P<m>\d+)x(?P<n>\d+)(?P<rest>\w*)",
+    ),
 )
 _GENERATION = {"volta": "sm70", "turing": "sm75", "ampere": "sm80", "maxwell": "sm50", "hopper": "sm90"}
 
@@ -88,7 +85,7 @@ def parse_kernel_name(name: str) -> ParsedKernelName:
     ('gemm', 'sm90', 256, 128, False)
     """
     for library, usual, grammar in _GRAMMARS:
-        if found := grammar.search(name):
+        if found := re.search(grammar, name):
             said = found.groupdict()
             generation = said.get("arch") or usual
             return ParsedKernelName(

@@ -7,7 +7,6 @@ is known; ``predictor/timeline.py`` turns it into cycles and seconds.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from itertools import chain
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.records import dataclass, field
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
 from wattcast.workload.operator_base import Operator
 

@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Annotated, Literal, NoReturn
@@ -31,6 +30,7 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
+from wattcast.core.records import dataclass, field
 from wattcast.manage import card_notes
 from wattcast.manage.card_notes import CardNote, CardSettings, NoteFolder, Range, RefusedKnob, SettableCard
 

@@ -11,13 +11,13 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from wattcast.core.errors import BadInput, MissingTool, Refused
+from wattcast.core.records import dataclass, replace
 from wattcast.core.whole_files import take_lock, write_whole
 
 FOLDER = Path("/run/wattcast")

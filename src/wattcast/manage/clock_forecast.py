@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, UnknownName, bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, Settings, list_sm_counts, move_knob
 from wattcast.manage.savings import student_t

@@ -12,15 +12,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from wattcast.core import files
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError, bad_value
+from wattcast.core.records import dataclass
 from wattcast.manage.card_daemon import ANSWER_S, BEAT_S, SOCKET, CardStatus, DaemonReply, DaemonRequest
 from wattcast.manage.card_notes import NoteFolder, RefusedKnob, SettableCard, describe_leftover, restore_card
 

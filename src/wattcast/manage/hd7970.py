@@ -10,9 +10,7 @@ card and kernels at random, for results on cards that the controller was not tun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
@@ -20,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core import units
+from wattcast.core import files, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_yaml
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables
 

@@ -24,7 +24,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, Refused, bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
 from wattcast.manage.card_notes import RefusedKnob

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -26,6 +25,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, bad_value, unknown_name
 from wattcast.core.measured_rows import read_shipped_table
+from wattcast.core.records import dataclass, field
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
 SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)

@@ -15,7 +15,6 @@ import io
 import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core import units
 from wattcast.core.errors import bad_value, clip_text, fold_name, unknown_name
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import clock_forecast, hd7970

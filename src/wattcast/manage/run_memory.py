@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import add, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from wattcast.core.records import dataclass
 from wattcast.manage.plants import KnobRole, Lattice, Observation, Settings, read_knob_facts
 
 LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
 from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs, build_cap_tables
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity

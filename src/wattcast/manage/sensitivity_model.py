@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, nearest_names
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_number
 from wattcast.core.whole_files import write_whole
 from wattcast.manage.plants import KnobRole

@@ -20,7 +20,6 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, bad_value
+from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.predictor.bundle import bundle_for

@@ -13,7 +13,6 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
+from wattcast.core.records import asdict, dataclass
 from wattcast.hardware import Gpu
 from wattcast.manage.plants import KnobRole, Lattice, Settings, build_card_lattice, move_knob
 from wattcast.manage.search_problem import Objective

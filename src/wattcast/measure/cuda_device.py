@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import time
-from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
+from wattcast.core.records import dataclass, field
 
 
 class CudaError(WattcastError):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import combinations
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from wattcast.core import measured_rows
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, Plain, RunInfo
+from wattcast.core.records import asdict, dataclass, replace
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.nsight_counters import read_counter_table
 from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks

@@ -13,11 +13,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import Any, TypeVar
 
 from wattcast.core.errors import MissingTool, Refused
+from wattcast.core.records import dataclass
 from wattcast.measure.energy_sources import decode_text
 
 T = TypeVar("T")

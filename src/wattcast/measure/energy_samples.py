@@ -23,7 +23,6 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -32,6 +31,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, CannotWrite, bad_value, clip_text
+from wattcast.core.records import dataclass
 from wattcast.core.whole_files import write_whole
 
 COLUMNS = (

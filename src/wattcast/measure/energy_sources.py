@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from wattcast.core.errors import MissingTool, unknown_name
+from wattcast.core.records import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from wattcast.core.errors import CannotWrite, ExitCode, bad_value
+from wattcast.core.records import dataclass
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import check_writable, hold_folder, write_whole
 

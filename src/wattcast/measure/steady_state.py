@@ -17,7 +17,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import RunInfo
+from wattcast.core.records import dataclass, replace
 from wattcast.measure.cuda_device import ClockSpinner, make_spinner
 from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity

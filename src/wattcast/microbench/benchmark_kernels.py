@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.resources import files
 from string import Template
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import files
 from wattcast.core.errors import Refused, WattcastError
+from wattcast.core.records import dataclass, field, replace
 from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load

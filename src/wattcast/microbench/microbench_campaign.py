@@ -20,13 +20,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
 from wattcast.core.measured_rows import Journal, Plain, read_lines
+from wattcast.core.records import asdict, dataclass, field, replace
 from wattcast.core.whole_files import hold_folder, private_cache, write_whole
 from wattcast.measure.cuda_device import DeviceFault, compile_cubin, import_bindings
 from wattcast.measure.sampler import make_child_environment

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.errors import BadInput, MissingSpecification, bad_value
 from wattcast.core.measured_rows import Plain, read_lines, read_shipped_table
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import Dtype
 
 if TYPE_CHECKING:

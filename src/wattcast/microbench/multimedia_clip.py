@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import files
 from wattcast.core.errors import WattcastError
+from wattcast.core.records import dataclass, field
 from wattcast.measure.cuda_device import CudaDevice, CudaKernel, compile_cubin
 
 Frame = npt.NDArray[np.uint8]

@@ -13,10 +13,10 @@ shared memory counts the bytes that have come.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from wattcast.core.measured_rows import Plain, read_shipped_table
+from wattcast.core.records import dataclass
 from wattcast.microbench.unit_source import CLUSTER_SYNC, BenchUnit, asm, fill_unit, inout, into, vector, write_piece
 
 Entry = TypeVar("Entry", bound="TensorPrecision | MmaShape")

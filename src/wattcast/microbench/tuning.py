@@ -14,13 +14,13 @@ to the power of 0.5 to 1.5, and 5 points to both sides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value
+from wattcast.core.records import dataclass, field, replace
 from wattcast.counter_models.profiler_counters import read_ncu_metrics
 from wattcast.microbench import unit_work
 from wattcast.microbench.microbench_results import MicroRow, keep_first_rounds

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from importlib.resources import files
 from string import Template
 from typing import Any
+
+from wattcast.core import files
+from wattcast.core.records import dataclass, fields
 
 SIGNATURE = (
     "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "

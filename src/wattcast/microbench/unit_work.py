@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped_table
+from wattcast.core.records import dataclass
 from wattcast.measure.campaigns import nsight_counters
 from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say

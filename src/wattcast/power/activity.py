@@ -8,7 +8,6 @@ zero.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, check_names, nearest_names
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, check_names
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import read_bytes, read_number
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_coefficients, coefficients_to_plain

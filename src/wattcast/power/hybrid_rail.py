@@ -13,7 +13,6 @@ fitted at, and for work that its events can tell apart.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
+from wattcast.core.records import KW_ONLY, dataclass, field
 from wattcast.hardware import OperatingPoint
 from wattcast.power import power_model
 from wattcast.power.activity import Activity, known_events

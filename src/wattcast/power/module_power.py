@@ -13,7 +13,6 @@ follows the core voltage. The model is linear in counts, so it knows no energy o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.core.errors import bad_value, check_names
+from wattcast.core.records import dataclass, replace
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, VoltageCurve, mean_power_w

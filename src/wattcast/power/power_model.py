@@ -13,10 +13,8 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,9 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, cast, g
 import msgspec
 import numpy as np
 
-from wattcast.core import errors
+from wattcast.core import errors, files
 from wattcast.core.arrays import Array, Sweepable, as_sweep
 from wattcast.core.errors import BadInput, MissingSpecification, bad_value, check_names, unknown_name
+from wattcast.core.records import dataclass, field, fields, is_dataclass
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import OperatingPoint

@@ -9,12 +9,12 @@ predictors. It is the common baseline, and fails where the voltage differs from 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass
 from wattcast.power.activity import Activity
 from wattcast.power.hybrid_rail import BASE, EventRail, RailClock
 from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts

@@ -8,10 +8,10 @@ follows the voltage, but one factor cannot tell kinds of work apart, and α is t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass
 from wattcast.power.hybrid_rail import HybridRail
 
 

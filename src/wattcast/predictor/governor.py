@@ -10,12 +10,11 @@ duration at the mean of those before and after, f = s·f_asked + (1 - s)·f_held
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import ClockedTimeline, TimelineRunner, WorkloadTotals

@@ -16,12 +16,12 @@ rate nobody published do not bound anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork

@@ -8,7 +8,6 @@ trees and a Gaussian process per family of kernels predict log(measured / scaffo
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable, map_blocks
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip
 from wattcast.kernels.kernel_table import KernelWork, streamed_share
@@ -87,7 +87,7 @@ class GaussianProcess:
         scaled -= self._middle
         np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
         table[:, -1] = 1.0
-        points, weights = self._distinct
+        points, weights = self._factors
         if len(rows) > _MANY_ROWS:  # what is equal in all rows adds the same to each distance to a point
             varies = np.append((rows != rows[0]).any(axis=0), [True, True])
             points, equal = points[varies], points[~varies]
@@ -97,25 +97,14 @@ class GaussianProcess:
         return self.mean + _sum_decays(table, points, weights, nearest)
 
     @cached_property
-    def _distinct(self) -> tuple[Array, Array]:
-        """Factors of the squared distance to each distinct point, ``(feature + 2, point)``, and what it adds.
-
-        What was measured twice is a point twice, in the same place: they add as one, and their α, which may be large
-        and of opposite sign, lose fewer digits.
-        """
-        rows = np.ascontiguousarray(self.points)
-        places: dict[bytes, int] = {}
-        as_bytes = rows.view(f"V{rows.itemsize * len(self.features)}").ravel().tolist()
-        which = [places.setdefault(row, len(places)) for row in as_bytes]
-        weights = np.bincount(which, weights=self.variance * self.alpha)
-        one_of = np.empty(len(places), np.intp)
-        one_of[which] = np.arange(len(which))
-        points = np.empty((len(self.features) + 2, len(places)))
-        np.multiply((rows.take(one_of, axis=0) - self._middle).T, -2.0, out=points[:-2])
+    def _factors(self) -> tuple[Array, Array]:
+        """Factors of the squared distance to each point, ``(feature + 2, point)``, and what it adds."""
+        points = np.empty((len(self.features) + 2, len(self.points)))
+        np.multiply((self.points - self._middle).T, -2.0, out=points[:-2])
         points[-2] = 1.0
         np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
         points[-1] *= 0.25
-        return points, np.asarray(weights, dtype=np.float64)
+        return points, self.variance * self.alpha
 
     @cached_property
     def _middle(self) -> Array:
@@ -123,12 +112,13 @@ class GaussianProcess:
         return np.asarray(self.points.mean(axis=0)) if len(self.points) else np.zeros(len(self.features))
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
-        """Arrays to save beside a bundle; points in single precision."""
+        """Arrays to save beside a bundle; points in single precision, those in one place as one."""
+        points, which = np.unique(self.points.astype(np.float32), axis=0, return_inverse=True)
         return {
             f"{prefix}.features": np.array(self.features),
             f"{prefix}.scale": self.scale,
-            f"{prefix}.points": self.points.astype(np.float32),
-            f"{prefix}.alpha": self.alpha,
+            f"{prefix}.points": points,
+            f"{prefix}.alpha": np.bincount(which.ravel(), weights=self.alpha),
             f"{prefix}.mean": np.array([self.mean, self.variance]),
         }
 

@@ -19,16 +19,16 @@ card. Coefficients and where they come from: ``link_laws.yaml``; how well they d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import files
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import MissingSpecification
+from wattcast.core.records import dataclass, fields
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu

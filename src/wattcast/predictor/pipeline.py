@@ -9,11 +9,11 @@ Power models see ``priced`` activities: each kernel's events times its learned e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from wattcast.core.arrays import Array, as_sweep
+from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
 from wattcast.kernels.kernel_table import RunCondition

@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.workload.readers.from_json import operator_to_plain

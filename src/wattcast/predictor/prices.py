@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TypedDict, overload
 
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one

@@ -7,7 +7,6 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.workload.operator_base import Operator

@@ -9,13 +9,13 @@ much each adds is learned from rows that were left out (``bundle/distances.yaml`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.power.power_model import mean_power_w

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,6 +27,7 @@ from wattcast.core.measured_rows import (
     read_lines,
     read_table,
 )
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.fit import whole_models

@@ -7,7 +7,6 @@ prediction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels.kernel_table import RowIndex
 from wattcast.predictor import api

@@ -12,10 +12,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast import __version__
+from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction_json import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions

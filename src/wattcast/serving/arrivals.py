@@ -12,7 +12,6 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, check_names, clip_text
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_bytes, read_number
 
 Counts = npt.NDArray[np.int64]

@@ -18,7 +18,6 @@ import itertools
 import math
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,7 @@ from wattcast import __version__
 from wattcast.core import units
 from wattcast.core.arrays import pareto_front
 from wattcast.core.errors import BadInput, WattcastError, bad_value, check_names
+from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Fabric

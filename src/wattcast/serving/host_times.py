@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from wattcast.core import units
+from wattcast.core import files, units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table, write_table
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.whole_files import hold_folder
 

@@ -6,7 +6,6 @@ Every request and every run of equal steps is kept; percentiles, power over time
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import write_table
+from wattcast.core.records import dataclass, field
 from wattcast.predictor.prediction_json import AnswerLine, round_number, take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure

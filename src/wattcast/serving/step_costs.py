@@ -22,7 +22,6 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
@@ -32,6 +31,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import check_formats, resolve_inputs
 from wattcast.predictor.bundle import bundle_for

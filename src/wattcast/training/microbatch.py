@@ -7,11 +7,11 @@ some of them overlap with compute; they are counted here and timed by ``step_tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
 from wattcast.training.training_strategy import ExpertKernels, Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec

@@ -13,7 +13,6 @@ compute, so the longer of the two counts. Gradients of the other strategies trav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field, fields, replace
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import Dtype
 from wattcast.workload.model_options import AttentionMode, SoftwareStack
 

@@ -12,7 +12,6 @@ marked ``held_out`` or ``held_out_load`` in the database.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import Plain
+from wattcast.core.records import dataclass, field, replace
 from wattcast.fit import whole_models
 from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_table
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.counter_models.profiler_counters import (
     MOVE_FRAMES,

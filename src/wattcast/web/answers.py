@@ -11,7 +11,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import PurePath
@@ -22,6 +21,7 @@ import numpy as np
 
 from wattcast import __version__, hardware
 from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import CardUse, list_published_numbers

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from importlib.resources import files
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wattcast import __version__
+from wattcast.core import files
 from wattcast.predictor.prediction_json import PredictOut
 from wattcast.web import answers, worker_pool
 from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import msgspec
 import numpy as np
 
 from wattcast.core.errors import BadInput, MissingTool
+from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.sampler import Sampler

@@ -7,10 +7,10 @@ tensor lives, from which follow weights, cache, activations, gradients and optim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
 from wattcast.workload import model_options
 from wattcast.workload.graph import Block, Graph

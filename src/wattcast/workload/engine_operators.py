@@ -7,12 +7,12 @@ here are the keys of the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, erfc, expm1
 from typing import ClassVar
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field
 from wattcast.core.units import Dtype
 from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 

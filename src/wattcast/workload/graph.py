@@ -7,9 +7,9 @@ takes as little memory as one of two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass
 from wattcast.workload.operator_base import Operator
 
 

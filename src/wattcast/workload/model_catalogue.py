@@ -7,17 +7,17 @@ A catalogue model is a YAML file with the dimensions its makers published. An ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
 import msgspec
 
+from wattcast.core import files
 from wattcast.core.errors import bad_value, fold_name, resolve_name, unknown_name
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
 from wattcast.core.units import Dtype
 

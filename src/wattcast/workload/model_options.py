@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, TypedDict
 
 from wattcast.core.errors import UnknownName, bad_value, unknown_name
+from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, default_sequence_length
 

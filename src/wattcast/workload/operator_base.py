@@ -8,11 +8,11 @@ the registry. Nothing here depends on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 

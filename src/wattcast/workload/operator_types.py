@@ -7,12 +7,12 @@ operations. Register another operator the same way, in a file of its own or here
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass
 from wattcast.core.units import Dtype
 from wattcast.workload.operator_base import Operator, OperatorWork, find_function, register_operator
 

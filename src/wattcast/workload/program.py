@@ -9,11 +9,11 @@ comes from outside and writes what is used outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
 from typing import TypeAlias
 
+from wattcast.core.records import dataclass, field
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe

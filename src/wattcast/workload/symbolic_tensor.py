@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import Dtype
 from wattcast.workload import memory_layout
 from wattcast.workload.memory_layout import Extents, Operand, Shape, contiguous_strides, describe_pointwise

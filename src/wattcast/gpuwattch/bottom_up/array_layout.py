@@ -8,13 +8,13 @@ searches anew for each, by energy times delay squared.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass
 from wattcast.gpuwattch.bottom_up import memory_array, technology
 from wattcast.gpuwattch.bottom_up.memory_array import ACCESS, PULL_DOWN, PULL_UP, ArrayPartition, ArrayPorts, BankCost
 from wattcast.gpuwattch.bottom_up.technology import Technology, check_at_least_one, to_float

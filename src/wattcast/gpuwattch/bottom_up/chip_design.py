@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib.resources import files
 from math import ceil, log2, sqrt
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import decode_yaml, read_number, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.gpuwattch.architecture import ChipArchitecture

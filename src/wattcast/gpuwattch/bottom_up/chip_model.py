@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, log2, prod
 from operator import attrgetter
 
 from wattcast.core.arrays import Sweepable
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.gpuwattch.bottom_up import array_layout, chip_units, technology
 from wattcast.gpuwattch.bottom_up.array_layout import ArrayCost, SearchedBuffer, SramArray, sram_cost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import ceil, log, log2
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 
 from wattcast.core.errors import bad_value, check_names
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.gpuwattch.bottom_up import array_layout, technology
 from wattcast.gpuwattch.bottom_up.array_layout import ArrayCost, SramArray, sram_cost

@@ -7,13 +7,13 @@ They are compared with energies fitted to a measured GPU, which must lie within 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattcast.core.errors import BadInput, bad_value, check_names
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
 from wattcast.fit.scoring import LedgerRow, make_ledger_row

@@ -6,13 +6,12 @@ mat; mats hang on an H-tree. In a partition every quantity is an array with one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.gpuwattch.bottom_up.technology import CELL_AREA_FEATURE2, CircuitCost, Technology
 
 _SENSE_SHARE, _SENSE_LEAST_V = 0.05, 0.08  # bitline swing a sense amplifier needs (CACTI 6.5)

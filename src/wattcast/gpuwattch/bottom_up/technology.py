@@ -8,7 +8,6 @@ size F. For a foundry's process F is not the number in its name but the size tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import MissingSpecification, bad_value, check_names
+from wattcast.core.records import dataclass, fields
 from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.gpuwattch.bottom_up"

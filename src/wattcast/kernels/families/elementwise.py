@@ -13,7 +13,6 @@ division, 22 and 3 for SiLU.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from operator import attrgetter
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels

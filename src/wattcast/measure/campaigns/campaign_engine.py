@@ -11,12 +11,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from wattcast.core.errors import MissingTool, Refused
 from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
+from wattcast.core.records import dataclass, field, replace
 from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from wattcast.core.errors import BadInput, check_names
+from wattcast.core.records import dataclass
 from wattcast.measure.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ import numpy.typing as npt
 
 from wattcast.core.errors import bad_value, check_names, clip_text
 from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.records import asdict, dataclass, replace
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.errors import Refused
+from wattcast.core.records import dataclass, field
 from wattcast.measure.campaigns.engine_campaign import StepPoint
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_window, take_window

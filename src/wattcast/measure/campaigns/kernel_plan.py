@@ -14,14 +14,14 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from math import isqrt
 from typing import Any
 
+from wattcast.core import files
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import Plain, find_measured_call
+from wattcast.core.records import dataclass, field
 from wattcast.core.units import Dtype
 
 # Rough rates that only keep over-long calls out of the plan; no result depends on them.

@@ -15,7 +15,6 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import pairwise
@@ -26,6 +25,7 @@ import numpy as np
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, check_names, unknown_name
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.campaign_engine import (
     Campaign,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import numpy as np
 
 from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
+from wattcast.core.records import dataclass, field, replace
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
 from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools, OperatorCall
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
+from wattcast.core import files
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
@@ -25,6 +24,6 @@ def bundle_for(gpu: Gpu) -> Bundle:
 def fit_status(gpu: str) -> FitStatus:
     """Return the status of a catalogue GPU's bundle from the file that ships for it, without reading it."""
     folder = files("wattcast.predictor.bundle").joinpath(gpu)
-    if folder.joinpath("bundle.yaml").is_file():
+    if folder.joinpath("bundle.json").is_file():
         return FitStatus.MEASURED
     return FitStatus.CALIBRATED if folder.joinpath("calibration.yaml").is_file() else FitStatus.FORECAST

@@ -1,6 +1,6 @@
 """Read and write bundles: everything that was fitted for one device.
 
-A bundle is a folder with ``bundle.yaml`` and, where factors were learned, ``arrays.npz``: plain arrays under dotted
+A bundle is a folder with ``bundle.json`` and, where factors were learned, ``arrays.npz``: plain arrays under dotted
 names, never a pickle. Structs that end in ``File`` are the forms in which YAML writes a noun with units in strings.
 """
 
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,11 @@ import msgspec
 import numpy as np
 
 from wattcast import hardware
-from wattcast.core import units
+from wattcast.core import files, units
 from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.errors import bad_value, unknown_name
-from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml, read_bytes
+from wattcast.core.records import dataclass, field, replace
+from wattcast.core.strict_files import FitStatus, Provenance, decode_json, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
 from wattcast.power import PowerModel, power_model_kind
@@ -228,8 +227,8 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle from its ``bundle.yaml`` (or the folder of it) and, where it says so, the arrays beside it."""
-    path = path / "bundle.yaml" if path.is_dir() else path
+    """Read a bundle from its ``bundle.json`` (or the folder of it) and, where it says so, the arrays beside it."""
+    path = path / "bundle.json" if path.is_dir() else path
     beside = path.parent / ARRAYS_FILE
     return parse_bundle(read_bytes(path), path.name, read_bytes(beside) if beside.exists() else None)
 
@@ -238,15 +237,16 @@ def read_bundle(path: Path) -> Bundle:
 def shipped_bundle(gpu: str) -> Bundle | None:
     """Return the bundle that ships for this GPU, or None."""
     folder = files("wattcast.predictor.bundle").joinpath(gpu)
-    path, beside = folder.joinpath("bundle.yaml"), folder.joinpath(ARRAYS_FILE)
+    path, beside = folder.joinpath("bundle.json"), folder.joinpath(ARRAYS_FILE)
     if not path.is_file():
         return None
-    return parse_bundle(path.read_bytes(), f"{gpu}/bundle.yaml", beside.read_bytes() if beside.is_file() else None)
+    return parse_bundle(path.read_bytes(), f"{gpu}/bundle.json", beside.read_bytes() if beside.is_file() else None)
 
 
 def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
-    """Parse the bytes of a ``bundle.yaml`` and of its ``arrays.npz``."""
-    return _from_file(decode_yaml(data, _BundleFile, where), where, arrays)
+    """Parse the bytes of a ``bundle.json``, which may be YAML too, and of its ``arrays.npz``."""
+    decode = decode_json if data.startswith(b"{") else decode_yaml
+    return _from_file(decode(data, _BundleFile, where), where, arrays)
 
 
 def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
@@ -338,7 +338,7 @@ def _read_power(power: _PowerFile, where: str) -> PowerModel:
 
 
 def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
-    """Return a bundle as plain mappings, for YAML; ``parse_bundle`` reads them back."""
+    """Return a bundle as plain mappings, for a file; ``parse_bundle`` reads them back."""
     launch, law, cold, learned = bundle.launch, bundle.clock_law, bundle.cold, bundle.learned
     file = _BundleFile(
         format=BUNDLE_FORMAT,
@@ -399,14 +399,12 @@ def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
-    """Save a bundle as YAML and its arrays beside it, each replaced only when the new one is whole."""
-    import yaml
-
+    """Save a bundle as JSON and its arrays beside it, each replaced only when the new one is whole."""
     from wattcast.core.whole_files import write_whole  # predictions only read
 
     if bundle.learned is not None:
         write_whole(path.parent / ARRAYS_FILE, residuals_to_bytes(bundle.learned))
-    write_whole(path, yaml.safe_dump(bundle_to_plain(bundle), sort_keys=False, allow_unicode=True).encode())
+    write_whole(path, msgspec.json.format(msgspec.json.encode(bundle_to_plain(bundle)), indent=1) + b"\n")
 
 
 def residuals_to_bytes(residuals: LearnedFactors) -> bytes:

@@ -1,6 +1,6 @@
 """Bundles that stand on a forecast: what a card's own rows changed is kept, the rest is forecast anew.
 
-``calibration.yaml`` has the entries of a ``bundle.yaml`` that differ from the forecast of the same GPU, and
+``calibration.yaml`` has the entries of a ``bundle.json`` that differ from the forecast of the same GPU, and
 ``arrays.npz`` the factors on time that its rows taught. So a calibration stays small, and what no row said
 (energies, V(f), idle power, kernels of other families) follows the forecast wherever that is improved.
 
@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.core.units import Dtype
@@ -129,8 +129,8 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(bundle.learned, LayeredFactors):
-        write_bundle(bundle, folder / "bundle.yaml")
-        return folder / "bundle.yaml"
+        write_bundle(bundle, folder / "bundle.json")
+        return folder / "bundle.json"
     base = bundle_to_plain(replace(forecast_bundle(load_gpu(bundle.gpu)), learned=None))
     changed = _subtract_entries(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from wattcast.core import units
+from wattcast.core import files, units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_yaml

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead

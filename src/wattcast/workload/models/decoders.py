@@ -9,9 +9,9 @@ attention (DeepSeek-V3) keeps keys and values as one short vector a token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import LatentAttention

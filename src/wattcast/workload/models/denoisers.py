@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from wattcast.core.records import dataclass
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers

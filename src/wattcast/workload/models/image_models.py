@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import dataclass, replace
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers

@@ -6,11 +6,11 @@ Templates import this module as ``layers``. ``run`` holds the settings of the pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from math import ceil, prod
 from typing import Any
 
+from wattcast.core.records import dataclass, fields
 from wattcast.core.units import Dtype
 from wattcast.workload import engine_operators as engine
 from wattcast.workload import tensor_functions as functional

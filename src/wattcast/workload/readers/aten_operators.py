@@ -7,11 +7,11 @@ follows the rule of the name without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
+from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import decode_json, decode_yaml
 from wattcast.core.units import Dtype

@@ -7,12 +7,12 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from wattcast.core.errors import BadInput, bad_value
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph

@@ -11,11 +11,11 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
+from wattcast.core.records import dataclass
 from wattcast.core.units import Dtype
 from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
