@@ -93,8 +93,7 @@ def power_meter(
 
     A C++ simulator such as GPGPU-Sim includes wattcast_power.hpp, which starts this command and talks to it.
     """
-    from importlib.resources import files
-
+    from wattcast.core import files
     from wattcast.gpuwattch.component_build import ClockSetting, PowerMeter, answer_samples, build_component_model
     from wattcast.gpuwattch.trace_request import TraceRequest, read_chip
 

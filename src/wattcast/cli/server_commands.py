@@ -115,7 +115,7 @@ def grafana(env: Environment, out: Path) -> CommandOutput:
 
     Example: wattcast export grafana --out wattcast-dashboard.json
     """
-    from importlib.resources import files
+    from wattcast.core import files
 
     data = files("wattcast.web").joinpath("grafana.json").read_bytes()
     write_whole(out, data)

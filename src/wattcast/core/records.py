@@ -7,6 +7,7 @@ all classes. Fields, defaults, ``replace`` and type checkers see an ordinary dat
 
 from __future__ import annotations
 
+import sys
 from dataclasses import KW_ONLY as KW_ONLY
 from dataclasses import MISSING, Field, FrozenInstanceError
 from dataclasses import asdict as asdict
@@ -77,9 +78,11 @@ def _compile_init(cls: type[Any]) -> Any:
             arguments.append(one.name + ("" if one.default_factory is MISSING else "=_MAKE"))
     lines = [line for one in fields(cls) if (line := _assign_field(one, names))]
     lines += ["self.__post_init__()"] * hasattr(cls, "__post_init__")
-    exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(lines or ["pass"]), names)  # noqa: S102  (our own fields)
-    init = names["__init__"]
-    init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    code = f"def make({', '.join(names)}):\n def __init__({', '.join(arguments)}):\n  "
+    found: dict[str, Any] = {}
+    exec(code + "\n  ".join(lines or ["pass"]) + "\n return __init__", vars(sys.modules[cls.__module__]), found)  # noqa: S102
+    init = found["make"](**names)
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {one.name: one.type for one in given} | {"return": None}
     return init
 

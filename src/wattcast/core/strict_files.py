@@ -144,9 +144,11 @@ def _build_plain(text: str, where: str) -> object:
         return known[word]
 
     def build(event: Any, depth: int) -> object:
-        if isinstance(event, yaml.AliasEvent) or event.anchor or event.tag:
-            at = f"{where}: line {event.start_mark.line + 1}"
-            raise bad_value(at, "plain values", "a tag, anchor or alias", "Write the value out.")
+        if event.anchor or event.tag:  # an alias has an anchor too
+            what = "an anchor or alias" if event.anchor else "a tag"
+            raise bad_value(
+                f"{where}: line {event.start_mark.line + 1}", "plain values", what, "Write the value out."
+            )
         if isinstance(event, yaml.ScalarEvent):
             return read_word(event.value) if event.implicit[0] else event.value
         if depth == MAX_DEPTH:

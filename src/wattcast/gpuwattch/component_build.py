@@ -7,10 +7,10 @@ listener sees the power of the sample and may answer with a new clock and voltag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib.resources import as_file, files
 
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, check_names, unknown_name
 from wattcast.core.records import dataclass, field, replace
 from wattcast.gpuwattch import energy_table
@@ -149,14 +149,12 @@ def _build_parts(architecture: ChipArchitecture, table: EnergyTable, components:
 
 def demo_architecture() -> ChipArchitecture:
     """Return a made-up chip of eight SMs at 1 GHz for examples and tests."""
-    with as_file(files("wattcast.gpuwattch").joinpath("demo", "architecture.yaml")) as path:
-        return read_architecture(path)
+    return read_architecture(files("wattcast.gpuwattch") / "demo" / "architecture.yaml")
 
 
 def demo_energies() -> EnergyTable:
     """Return made-up energies of the demo chip."""
-    with as_file(files("wattcast.gpuwattch").joinpath("demo", "energies.yaml")) as path:
-        return energy_table.read_energies(path)
+    return energy_table.read_energies(files("wattcast.gpuwattch") / "demo" / "energies.yaml")
 
 
 @dataclass(frozen=True)

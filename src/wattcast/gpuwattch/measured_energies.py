@@ -19,13 +19,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
@@ -161,8 +161,7 @@ def count_accesses(metrics: Mapping[str, float | Array]) -> dict[str, Array]:
 
 def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     """Read the microbenchmarks that counter models are trained on, without integer and fp64 tensor products."""
-    with as_file(files("wattcast.counter_models").joinpath("columns", f"{gpu}.yaml")) as path:
-        skipped = read_column_map(path).left_out
+    skipped = read_column_map(files("wattcast.counter_models").joinpath("columns", f"{gpu}.yaml")).left_out
     rows = []
     for line in profiler_counters.make_table_lines(folder, gpu):
         name = str(line["benchmark"])

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
 from importlib import import_module
-from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
@@ -380,7 +379,7 @@ def load_saved_model(path: Path) -> SavedModel:
     return parse_saved_model(shipped[name].read_bytes(), f"{name}.yaml")
 
 
-def shipped_models() -> dict[str, Traversable]:
+def shipped_models() -> dict[str, Path]:
     """Return the files of models that ship, by name: published ones, and those fitted here."""
     presets = files("wattcast.power").joinpath("presets")
     found = [path for folder in (presets.joinpath("fitted"), presets) for path in folder.iterdir()]

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from wattcast.core import files
 from wattcast.core.errors import BadInput, MissingTool
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import decode_json, read_bytes
@@ -160,8 +160,7 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
     if path is None:
         folder = files("wattcast.web").joinpath("recorded")
         about = decode_json(folder.joinpath("h200-linear.json").read_bytes(), FeedInfo, "h200-linear.json")
-        with as_file(folder.joinpath("h200-linear.npz")) as shipped:
-            return _replay_samples(EnergySamples.load(shipped), about)
+        return _replay_samples(EnergySamples.load(folder / "h200-linear.npz"), about)
     read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
     return _replay_samples(EnergySamples.load(path), FeedInfo(path.stem))
 

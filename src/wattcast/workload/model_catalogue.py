@@ -10,7 +10,6 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
-from importlib.resources.abc import Traversable
 from typing import Any
 
 import msgspec
@@ -176,5 +175,5 @@ def load_aliases() -> dict[str, ModelAlias]:
     return {r["alias"]: ModelAlias(r["name"], int(r["max_positions"]) if r["max_positions"] else None) for r in rows}
 
 
-def _catalogue_folder() -> Traversable:
+def _catalogue_folder() -> Path:
     return files("wattcast.workload").joinpath("catalogue")
