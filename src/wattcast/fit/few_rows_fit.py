@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from wattcast.core.arrays import Array, sweep_values
+from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import Provenance
 from wattcast.fit.calibration import describe_moved
 from wattcast.fit.held_out import (

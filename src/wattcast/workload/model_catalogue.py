@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import msgspec
