@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import io
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,16 +30,85 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the backg
 settings.register_profile("wattcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
 
+from wattcast.fit import kernel_rows  # after the number of threads, which NumPy asks for once
+
+
+def share_shipped_rows(load: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:
+    """Return ``load`` that reads the shipped rows of the H200 once a worker: dozens of tests took seconds each."""
+    load_once = cache(load)
+    return lambda database: load_once(database) if database == "h200" else load(database)
+
+
+kernel_rows.load_kernel_rows = share_shipped_rows(kernel_rows.load_kernel_rows)
+kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
+REALTIME_FILES = {  # where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
+    "manage": ("test_manage_device",),
+    "measure": (
+        *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
+        *("test_model", "test_run", "test_sampler", "test_stack"),
+    ),
+    "microbench": ("test_micro_campaign",),
+    "predictor": ("test_cold_start",),
+    "web": ("test_live_stream", "test_metrics_exporter", "test_web_page"),
+}
+
+STANDINS = {"standin", "machine", "measured"}  # fixtures that are one
+
+
+def has_realtime_tests(path: Path) -> bool:
+    return path.stem in REALTIME_FILES.get(path.parent.name, ())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no other test files for a run of realtime tests alone: PyTorch takes longer than a card waits."""
+    alone = config.option.markexpr == "realtime" and collection_path.name.startswith("test_")
+    return True if alone and not has_realtime_tests(collection_path) else None
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What polls the stand-in NVML library runs in real time: a run of its own, beside nothing else.
+    """What watches the stand-in NVML library waits more than it computes: a run of its own, many tests at a time.
 
     Slow tests of the kind are not part of that run.
     """
     for item in items:
-        if "standin" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("slow"):
+        cards = STANDINS & set(getattr(item, "fixturenames", ()))
+        waits = cards and not item.get_closest_marker("slow")
+        if waits and has_realtime_tests(item.path):
             item.add_marker("realtime")
+        if item.get_closest_marker("realtime") and not has_realtime_tests(item.path):
+            raise pytest.UsageError(f"{item.nodeid} would run nowhere: name its file in REALTIME_FILES.")
+    items.sort(key=lambda item: item.name != "test_style_and_types[mypy]")  # a minute: not when others have ended
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Run a test that is marked ``alone`` while no other worker runs any.
+
+    Who wants to be alone holds the gate, which others pass only to enter the room, until it leaves the room.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    shared = item.config._tmp_path_factory.getbasetemp().parent  # of all workers
+    with (shared / "gate").open("w") as gate, (shared / "room").open("w") as room:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            for lock in (room, gate):  # not by closing: a process that the test forked may have the files open
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep neighbours in one worker, which has their fixtures and imports already; idle workers take from others."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
 
 
 def pytest_collection_finish() -> None:

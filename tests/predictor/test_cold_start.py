@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.realtime  # beside nothing else
+pytestmark = [pytest.mark.realtime, pytest.mark.alone]
 RUNS = 5
 MOST_S, MOST_MODULES, ROUNDS = 0.45, 70, 3
 NUMPY = "import numpy"

@@ -480,6 +480,7 @@ def test_the_page_is_small_and_its_colours_are_those_of_the_figures() -> None:
 
 
 @pytest.mark.realtime
+@pytest.mark.alone
 def test_the_first_screen_is_interactive_in_a_second(open_page) -> None:
     entries = "performance.getEntriesByType('resource').map(e => [e.name, e.responseEnd])"
     took_ms = []
