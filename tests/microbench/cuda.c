@@ -1,5 +1,8 @@
 /* A stand-in for the CUDA driver: memory of the host, a stream that keeps time, kernels known by name.
  *
+ * The stream has a clock of its own: kernels and copies run back to back, however late a busy host queues them, until
+ * the host has seen that the stream is empty. Multimedia kernels begin when they are queued, since some are paced.
+ *
  * STANDIN_CUDA_FAULT=NAME   a launch of NAME ends in an illegal address, and so does every later call
  * STANDIN_CUDA_HANG=NAME    a launch of NAME never ends
  * STANDIN_CUDA_WRONG=NAME   a launch of NAME computes nothing
@@ -20,6 +23,7 @@ typedef struct { double at_s; } Event;
 enum { SMS = 4, L2 = 1 << 20, FREE = 160 << 20 };
 static const double CLOCK_HZ = 1.75e9, ITERATION_S = 2e-6;
 static double free_at_s;
+static int seen_empty = 1;
 static int broken;
 static u64 taken;
 
@@ -28,6 +32,19 @@ static double now_s(void)
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+static double begin_s(void)
+{
+  const double t = now_s();
+  if (seen_empty && free_at_s < t) free_at_s = t;
+  seen_empty = 0;
+  return free_at_s;
+}
+static int see(double at_s) /* Whether the host sees that the stream has come to a point of its time. */
+{
+  const int there = at_s <= now_s();
+  if (there && at_s >= free_at_s) seen_empty = 1;
+  return there;
 }
 static int chosen(const char *variable, const char *name)
 {
@@ -55,7 +72,7 @@ int cuDeviceGetAttribute(int *v, int a, int d)
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void **c, int d) { (void)d; *c = (void *)1; return 0; }
-int cuCtxSynchronize(void) { ALIVE; return 0; }
+int cuCtxSynchronize(void) { ALIVE; see(free_at_s); return 0; }
 int cuCtxSetCurrent(void *c) { (void)c; return 0; }
 int cuStreamCreate(void **s, unsigned f) { (void)f; *s = (void *)2; return 0; }
 int cuMemGetInfo_v2(size_t *f, size_t *t) { ALIVE; *f = FREE - taken; *t = FREE; return 0; }
@@ -70,8 +87,8 @@ int cuMemAlloc_v2(u64 *p, size_t n)
   return 0;
 }
 int cuMemHostAlloc(void **p, size_t n, unsigned f) { ALIVE; (void)f; *p = calloc(1, n); return *p ? 0 : 2; }
-int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *s) { ALIVE; (void)s; memcpy((void *)to, from, n); free_at_s = (free_at_s > now_s() ? free_at_s : now_s()) + n / 2e10; return 0; }
-int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *s) { ALIVE; (void)s; memcpy(to, (void *)from, n); free_at_s = (free_at_s > now_s() ? free_at_s : now_s()) + n / 2e10; return 0; }
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *s) { ALIVE; (void)s; memcpy((void *)to, from, n); free_at_s = begin_s() + n / 2e10; return 0; }
+int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *s) { ALIVE; (void)s; memcpy(to, (void *)from, n); free_at_s = begin_s() + n / 2e10; return 0; }
 int cuMemFree_v2(u64 p) { ALIVE; (void)p; return 0; }
 int cuMemFreeHost(void *p) { ALIVE; free(p); return 0; }
 int cuStreamWaitEvent(void *s, void *e, unsigned f) { ALIVE; (void)s; (void)e; (void)f; return 0; }
@@ -90,8 +107,7 @@ int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *s)
   ALIVE;
   (void)s;
   memcpy((void *)to, (void *)from, n < 4096 ? n : 4096);
-  double t = now_s();
-  free_at_s = (free_at_s > t ? free_at_s : t) + 2.0 * n / 4.0e10;
+  free_at_s = begin_s() + 2.0 * n / 4.0e10;
   return 0;
 }
 int cuMemsetD32Async(u64 p, unsigned v, size_t n, void *s)
@@ -162,7 +178,6 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   ALIVE;
   (void)gy; (void)gz; (void)by; (void)bz; (void)shared; (void)s; (void)extra;
   const char *name = ((Function *)f)->name;
-  const double t = now_s(), begin = free_at_s > t ? free_at_s : t;
   if (gx == 0 || bx == 0 || bx > 1024) return 1;
   if (chosen("STANDIN_CUDA_FAULT", name)) { broken = 1; return 0; }
   if (chosen("STANDIN_CUDA_HANG", name)) { free_at_s = 1e18; return 0; }
@@ -188,13 +203,15 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     int known = 0, place = 0;
     while (place < 16 && done[place][0]) known |= !strcmp(done[place++], name);
     if (run && !wrong && !known) { run(parameters, gx, bx); snprintf(done[place & 15], 96, "%s", name); }
-    const double after = now_s();
-    free_at_s = (begin > after ? begin : after) + 2e-3;
+    const double t = now_s();
+    free_at_s = (free_at_s > t ? free_at_s : t) + 2e-3;
+    seen_empty = 0;
     return 0;
   }
   u64 *stamps = *(u64 **)parameters[0];
   const int iterations = *(int *)parameters[6];
   const double length_s = strstr(name, "whole") ? 1e-3 : 3e-6 + iterations * ITERATION_S;
+  const double begin = begin_s();
   free_at_s = begin + length_s;
   for (unsigned b = 0; b < gx; ++b) {
     u64 *out = stamps + 5ull * b;
@@ -214,11 +231,10 @@ int cuEventRecord(void *e, void *s)
 {
   ALIVE;
   (void)s;
-  const double t = now_s();
-  ((Event *)e)->at_s = free_at_s > t ? free_at_s : t;
+  ((Event *)e)->at_s = begin_s();
   return 0;
 }
-int cuEventQuery(void *e) { ALIVE; return ((Event *)e)->at_s > now_s() ? 600 : 0; }
+int cuEventQuery(void *e) { ALIVE; return see(((Event *)e)->at_s) ? 0 : 600; }
 int cuEventElapsedTime(float *ms, void *a, void *b) { ALIVE; *ms = 1e3 * (((Event *)b)->at_s - ((Event *)a)->at_s); return 0; }
 int cuEventElapsedTime_v2(float *ms, void *a, void *b) { return cuEventElapsedTime(ms, a, b); }
 int cuTexObjectCreate(u64 *t, const void *r, const void *d, const void *v) { ALIVE; (void)r; (void)d; (void)v; *t = 77; return 0; }

@@ -51,7 +51,7 @@ class Machine:
     def measure(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "wattcast.measure", *arguments]
         return subprocess.run(
-            command, env=self.environment | variables, capture_output=True, text=True, timeout=300, check=False
+            command, env=self.environment | variables, capture_output=True, text=True, timeout=900, check=False
         )
 
     def python(self, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ class Machine:
             env=self.environment | variables,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
 
