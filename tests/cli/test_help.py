@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 
 from wattcast.cli.main import COMMANDS, walk_commands
@@ -18,6 +21,19 @@ def page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
 
 
+@pytest.fixture(scope="module")
+def show_help(call) -> Callable[[str], str]:
+    """``show_help("gpus list")`` returns the short help of a command, which two tests look at."""
+
+    @cache
+    def show(words: str) -> str:
+        done = call(*words.split(), "--help")
+        assert done.code == 0, done.err
+        return done.out
+
+    return show
+
+
 def test_there_are_at_most_sixteen_commands(call) -> None:
     assert len(COMMANDS) <= 16
     done = call("--help")
@@ -25,16 +41,15 @@ def test_there_are_at_most_sixteen_commands(call) -> None:
 
 
 @pytest.mark.parametrize("words", [*GROUPS, *WORDS])
-def test_help_fits_a_page(call, words: str) -> None:
-    done = call(*words.split(), "--help")
-    assert done.code == 0, done.err
-    assert len(done.out.splitlines()) <= 60
-    assert max(map(len, done.out.splitlines())) <= 80
+def test_help_fits_a_page(show_help, words: str) -> None:
+    lines = show_help(words).splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_help_names_every_option_and_help_all_describes_it(call, words: str) -> None:
-    short, full = call(*words.split(), "--help").out, call("--traceback", *words.split(), "--help-all").out
+def test_help_names_every_option_and_help_all_describes_it(call, show_help, words: str) -> None:
+    short, full = show_help(words), call("--traceback", *words.split(), "--help-all").out
     for option in (o for o in COMMAND_OF[words].params if o.param_type_name == "option" and not o.hidden):
         assert f"{option.opts[0]} " in short.replace("\n", " ")
         assert f"{option.opts[0]} " in full

@@ -70,8 +70,14 @@ def run(*argv: object) -> tuple[str, str]:
     return env.stdout.getvalue(), env.stderr.getvalue()
 
 
-def test_json_holds_the_error_of_each_kind(files: tuple[Path, Path]) -> None:
-    out, err = run(files[0], "--columns", files[1], "--folds", 4, "--json")
+@pytest.fixture(scope="module")
+def printed(files: tuple[Path, Path]) -> tuple[str, str]:
+    """What the command prints; its figures lie in ``figures`` beside the table."""
+    return run(files[0], "--columns", files[1], "--folds", 4, "--json", "--figures", files[0].parent / "figures")
+
+
+def test_json_holds_the_error_of_each_kind(printed: tuple[str, str]) -> None:
+    out, err = printed
     said = json.loads(out)
     assert [m["kind"] for m in said["models"]] == [str(m) for m in CounterModelKind]
     errors = {m["kind"]: m["held_out"]["benchmark"]["mape"] for m in said["models"]}
@@ -91,7 +97,7 @@ def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, 
     (tmp_path / "wild.csv").write_text("\n".join([lines[0], *wild]) + "\n")
     columns = tmp_path / "map.yaml"
     columns.write_text(MAP + "test: [b3]\nleft_out: {b4: a broken sensor, b77: misspelt}\n")
-    options = ("--columns", columns, "--folds", 4, "--no-advice", "--model", "hybrid_rail")
+    options = ("--columns", columns, "--folds", 2, "--no-advice", "--model", "hybrid_rail")
     said, wild_said = (json.loads(run(path, *options, "--json")[0]) for path in (files[0], tmp_path / "wild.csv"))
     assert said["coefficients"] == wild_said["coefficients"]
     assert said["table"]["benchmarks"] == 12
@@ -149,11 +155,11 @@ def test_mistakes_are_one_sentence(files: tuple[Path, Path], argv: list[str], wo
         run(files[0], *(files[1] if a == "MAP" else a for a in argv))
 
 
-def test_figures_are_saved(files: tuple[Path, Path], tmp_path: Path) -> None:
-    run(files[0], "--columns", files[1], "--folds", 3, "--figures", tmp_path / "figures")
-    found = {path.name for path in (tmp_path / "figures").iterdir()}
+def test_figures_are_saved(files: tuple[Path, Path], printed: tuple[str, str]) -> None:
+    folder = files[0].parent / "figures"
+    found = {path.name for path in folder.iterdir()}
     assert found == {"costs.png", "error_planes.png", "voltages.png", "training_clocks.png"}
-    assert all(path.stat().st_size > 5000 for path in (tmp_path / "figures").iterdir())
+    assert all(path.stat().st_size > 5000 for path in folder.iterdir())
 
 
 def test_error_planes_show_all_three_kinds(result: CounterFit) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,42 +294,50 @@ def h200() -> Path:
     return database_folder("h200")
 
 
-def test_the_shipped_database_holds_what_its_readme_says(h200: Path) -> None:
+@pytest.fixture(scope="module")
+def summary(h200: Path) -> dict[str, Any]:
+    return summarise_database(h200)
+
+
+@pytest.fixture(scope="module")
+def shipped_rows(h200: Path) -> list[dict[str, Any]]:
+    return read_parquet(h200 / "rows.parquet")
+
+
+def test_the_shipped_database_holds_what_its_readme_says(h200: Path, summary: dict[str, Any]) -> None:
     """The README's tables are the summary's own words."""
     text = (h200 / "README.md").read_text(encoding="utf-8")
-    assert make_summary_page(summarise_database(h200)) in text
+    assert make_summary_page(summary) in text
     assert sum(path.stat().st_size for path in h200.iterdir()) < 15e6
 
 
-def test_the_shipped_database_is_large_enough_and_repeats(h200: Path) -> None:
-    found = summarise_database(h200)
-    totals = {kind: sum(families.values()) for kind, families in found["rows"].items()}
+def test_the_shipped_database_is_large_enough_and_repeats(summary: dict[str, Any]) -> None:
+    totals = {kind: sum(families.values()) for kind, families in summary["rows"].items()}
     assert totals["burst"] >= 2500
     assert totals["sustained"] >= 300
-    assert found["kernels"]["with data patterns"] >= 30
-    assert found["kernels"]["with counters"] >= 60
-    within = found["repeatability"]["within a run"]
+    assert summary["kernels"]["with data patterns"] >= 30
+    assert summary["kernels"]["with counters"] >= 60
+    within = summary["repeatability"]["within a run"]
     assert within["latency, burst"]["pairs"] >= 100
     assert within["latency, burst"]["median"] <= 0.005
     assert within["power, sustained, settled where capped"]["pairs"] >= 30
     assert within["power, sustained, settled where capped"]["median"] <= 0.01
 
 
-def test_every_row_of_the_shipped_database_is_an_operator(h200: Path) -> None:
+def test_every_row_of_the_shipped_database_is_an_operator(shipped_rows: list[dict[str, Any]]) -> None:
     from wattcast.workload.readers.from_json import parse_workload
 
-    rows = read_parquet(h200 / "rows.parquet")
-    assert all(row["card_uuid"] and row["driver"] and row["date"] for row in rows)
-    operators = [row["operator"] for row in rows if row["kind"] != "idle"]
+    assert all(row["card_uuid"] and row["driver"] and row["date"] for row in shipped_rows)
+    operators = [row["operator"] for row in shipped_rows if row["kind"] != "idle"]
     graph = parse_workload(json.dumps({"name": "h200", "ops": operators}).encode(), "h200")
     assert len(list(graph.calls())) == len(operators)
 
 
-def test_rows_of_the_shipped_database_are_physical(h200: Path) -> None:
+def test_rows_of_the_shipped_database_are_physical(shipped_rows: list[dict[str, Any]]) -> None:
     """No row beats DRAM from beyond the cache, none draws less than idle; capped loads settle near the limit."""
     from wattcast.workload.readers.from_json import parse_workload
 
-    rows = [row for row in read_parquet(h200 / "rows.parquet") if row["latency_s"]]
+    rows = [row for row in shipped_rows if row["latency_s"]]
     for row in rows:
         graph = parse_workload(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
         skips = row["operator"].get("stride", 1) > row["operator"].get("r", 1)  # pixels that no filter reads

@@ -10,6 +10,7 @@ pytest.importorskip("matplotlib")
 from studies.validation_figures import (
     KERNEL_KINDS,
     NEAR_LATENCY,
+    EqualLatencyPairs,
     collect_kind_shares,
     draw_equal_latency,
     find_equal_latency_pairs,
@@ -19,8 +20,13 @@ from studies.validation_figures import (
 from wattcast.validate.ledger import load_held_out
 
 
-def test_pairs_of_equal_latency_differ_in_power_as_the_rule_says() -> None:
-    found = find_equal_latency_pairs("h200", load_held_out("h200"))
+@pytest.fixture(scope="module")
+def found() -> EqualLatencyPairs:
+    """The pairs of equal latency among the held-out rows of the H200."""
+    return find_equal_latency_pairs("h200", load_held_out("h200"))
+
+
+def test_pairs_of_equal_latency_differ_in_power_as_the_rule_says(found: EqualLatencyPairs) -> None:
     assert found.imbalance
     assert found.reuse
     for a, b in (*found.imbalance, *found.reuse):
@@ -46,8 +52,7 @@ def test_shares_add_up() -> None:
         assert set(entry.share) == set(KERNEL_KINDS)
 
 
-def test_a_figure_shows_each_pair() -> None:
-    found = find_equal_latency_pairs("h200", load_held_out("h200"))
+def test_a_figure_shows_each_pair(found: EqualLatencyPairs) -> None:
     figure = draw_equal_latency(found, "h200")
     left, right = figure.axes
     assert len(left.patches) == 2 * len(found.imbalance)
