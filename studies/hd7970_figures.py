@@ -1,6 +1,6 @@
-"""Draw the simulated HD 7970 like figures 3 to 9, 14 and 17 of paper 004, and how its sensitivities are predicted.
+"""Draw the simulated HD 7970 like figures 1, 3 to 9, 14 to 17 of paper 004, and how its sensitivities are predicted.
 
-Run: ``python studies/hd7970_figures.py FOLDER`` (draws eight figures as PNG).
+Run: ``python studies/hd7970_figures.py FOLDER`` (draws eleven figures as PNG).
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wattcast.core import units
 from wattcast.core.arrays import Array
+from wattcast.core.strict_files import decode_yaml
 from wattcast.manage import hd7970
-from wattcast.manage.management_figures import LEGEND_RIGHT
-from wattcast.manage.plants import KnobRole, PlantTables, move_knob
+from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, move_knob
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup
 from wattcast.manage.policy_comparison import PolicyComparison, compare_policies
 from wattcast.manage.sensitivity_model import (
@@ -32,6 +33,7 @@ from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LEGEND_RIGHT: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 
 
@@ -55,6 +57,23 @@ def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
 def average_counters(tables: PlantTables) -> dict[str, Array]:
     """Average the counters of each phase over all settings (section 4.2), compute-to-memory intensity included."""
     return {name: table.mean(axis=-1) for name, table in with_intensity(tables.counters).items()}
+
+
+def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
+    """Draw the shares of chip, memory and the rest of the card in board power at the default settings (figure 1)."""
+    assert tables.memory_w is not None
+    assert tables.board_w is not None
+    figure, axes = new_axes(5.0, 3.6)
+    order, at = tables.order(application), tables.lattice.flat_index(tables.default)
+    whole, memory = (
+        np.average(table[order, at], weights=tables.time_s[order, at]) for table in (tables.power_w, tables.memory_w)
+    )
+    watts = [whole - memory - tables.board_w, memory, tables.board_w]
+    names = ("GPU chip", "memory and its PHYs", "rest of the card")
+    labels = [f"{name}\n{w:.0f} W" for name, w in zip(names, watts, strict=True)]
+    axes.pie(watts, labels=labels, autopct="%.0f %%", colors=[BLUE, ORANGE, GREY])
+    axes.set_title(f"{application}, default settings")
+    return add_caption(figure, f"{tables.source}; the paper's is measured")
 
 
 def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
@@ -212,19 +231,75 @@ def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, Sensitivit
     return add_caption(figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card")
 
 
+def draw_residency(
+    tables: PlantTables,
+    played: PlayedRun,
+    kernel: str | None = None,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> Figure:
+    """Draw the share of time at each level of each knob, of a kernel or of the application (figures 15 and 16).
+
+    The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
+    """
+    figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
+    if kernel is not None:
+        here = np.array([tables.kernels[p] == kernel for p in played.phase])
+        columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
+        played = PlayedRun(played.application, *columns)
+    shares = compute_residency(tables, played)
+    drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
+    names = [f"{role}\n{whose}" for role in shares for whose in drawn]
+    for i, (role, found) in enumerate((role, by_role[role]) for role in shares for by_role in drawn.values()):
+        levels, bottom = list(shares[role]), 0.0
+        for level in sorted(found):
+            share, grey = found[level], 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
+            axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
+            text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
+            if share > 0.04:
+                axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE)
+            bottom += share
+    axes.set_xticks(range(len(names)), names)
+    axes.set(title=kernel or played.application, ylabel="Share of time (%)")
+    return add_caption(figure, tables.source)
+
+
+def compute_residency(tables: PlantTables, played: PlayedRun) -> dict[str, dict[float, float]]:
+    """Return the share of time spent at each level of each knob."""
+    found: dict[str, dict[float, float]] = {}
+    for knob in tables.lattice.knobs:
+        values = tables.lattice.knob_values(knob.role)[played.chosen]
+        shares = {level: float(played.time_s[values == level].sum() / played.total_s) for level in knob.levels}
+        found[str(knob.role)] = shares
+    return found
+
+
+def read_paper_residency() -> dict[str, dict[float, float]]:
+    """Return the shares of time that figure 16 of the paper gives for levels of each knob (Graph500)."""
+    found = {}
+    path = Path(__file__).with_name("hd7970_residency.yaml")
+    for role, shares in decode_yaml(path.read_bytes(), dict[str, Any], path.name).items():
+        unit = "" if role == KnobRole.COMPUTE_UNITS else "Hz"
+        found[role] = {units.parse(level, unit, role): share for level, share in shares["value"].items()}
+    return found
+
+
 def list_figures(
     tables: PlantTables, comparison: PolicyComparison, models: Mapping[str, SensitivityModel]
 ) -> dict[str, FigureMaker]:
     """Return all figures of the plant, by name."""
     stress = ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
     cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
+    graph, stepped = comparison.runs[PolicyName.HARMONIA, "Graph500"].played, "Graph500.BottomStepUp"
     return {
+        "figure_01_power_breakdown": partial(draw_power_breakdown, tables, "XSBench"),
         "figure_03_balance": partial(draw_balance_curves, tables, stress),
         "figure_04_power_compute": partial(draw_power_over_compute, tables, stress[1]),
         "figure_05_power_memory": partial(draw_power_over_memory, tables, stress[0]),
         "figure_06_metrics": partial(draw_metric_comparison, tables, stress[1:]),
         "figure_07_09_sensitivity": partial(draw_sensitivity_cases, tables, cases),
-        "figure_14_phases": partial(draw_phases, tables, "Graph500.BottomStepUp"),
+        "figure_14_phases": partial(draw_phases, tables, stepped),
+        "figure_15_residency_kernel": partial(draw_residency, tables, graph, stepped),
+        "figure_16_residency": partial(draw_residency, tables, graph, paper=read_paper_residency()),
         "figure_17_power_shared": partial(draw_power_shares, tables, comparison, list(tables.applications)),
         "predictor_accuracy": partial(draw_predictor_accuracy, tables, models),
     }

@@ -1,4 +1,4 @@
-"""Figures like the paper's 10 to 16 and 18: each one has labelled axes, something on them, and says what it shows."""
+"""Figures like the paper's 10 to 13 and 18: each one has labelled axes, something on them, and says what it shows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ def comparison() -> PolicyComparison:
 MAKERS: dict[str, Callable[[PolicyComparison], Any]] = {
     "10": lambda c: figures.draw_gains(c, "ed2_gain_over_default_with_probing", "ED² gain (%)", "here"),
     "13": lambda c: figures.draw_gains(c, "slowdown_with_probing", "Slowdown (%)", "here"),
-    "15": lambda c: figures.draw_residency(
-        TABLES, c.runs[PolicyName.HARMONIA, "Graph500"].played, "Graph500.BottomStepUp"
-    ),
-    "16": lambda c: figures.draw_residency(
-        TABLES, c.runs[PolicyName.HARMONIA, "Graph500"].played, paper=hd7970.read_paper_residency()
-    ),
     "18": lambda c: figures.list_management_figures([TABLES], c, PolicySetup())["figure_18_contributions"](),
     "convergence": lambda c: figures.draw_convergence(TABLES, c.runs[PolicyName.HARMONIA, "CoMD"], Objective()),
 }

@@ -150,15 +150,6 @@ def simulate_counters(
     }
 
 
-def read_paper_residency() -> dict[str, dict[float, float]]:
-    """Return the shares of time that figure 16 of the paper gives for levels of each knob (Graph500)."""
-    found = {}
-    for role, shares in read_data("hd7970_residency.yaml").items():
-        unit = "" if role == KnobRole.COMPUTE_UNITS else "Hz"
-        found[role] = {units.parse(level, unit, role): share for level, share in shares["value"].items()}
-    return found
-
-
 @cache
 def load_tables() -> PlantTables:
     """Return the simulated card as tables."""

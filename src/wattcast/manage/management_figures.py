@@ -1,21 +1,21 @@
-"""Draw run-time management like figures 1, 10 to 13, 15, 16 and 18 of paper 004. One function draws one figure.
+"""Draw run-time management like figures 10 to 13 and 18 of paper 004. One function draws one figure.
 
-Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 3 to 9, 14 and 17, of
-the paper's card alone, are drawn by ``studies/hd7970_figures.py``.
+Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 1 to 9 and 14 to 17,
+of the paper's card alone, are drawn by ``studies/hd7970_figures.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wattcast.core.strict_files import load_study
 from wattcast.manage import sensitivity_model
-from wattcast.manage.hd7970 import STRESS_APPLICATIONS, read_paper_residency
-from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, compute_residency
+from wattcast.manage.hd7970 import STRESS_APPLICATIONS
+from wattcast.manage.plants import KnobRole, PlantTables
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
 from wattcast.manage.policy_comparison import PolicyComparison, geometric_mean_gain
 from wattcast.manage.search_problem import Objective
@@ -38,8 +38,7 @@ COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
     PolicyName.ORACLE: "#000000",
 }
 COMPARED = (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, PolicyName.ORACLE)
-LEGEND_RIGHT: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
+GREY = "#999999"
 
 
 def _draw_grouped_bars(axes: Axes, names: Sequence[str], series: Mapping[PolicyName, Sequence[float]]) -> None:
@@ -51,23 +50,6 @@ def _draw_grouped_bars(axes: Axes, names: Sequence[str], series: Mapping[PolicyN
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.axhline(0.0, color="black", lw=0.5)
     axes.legend(frameon=False)
-
-
-def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
-    """Draw the shares of chip, memory and the rest of the card in board power at the default settings (figure 1)."""
-    assert tables.memory_w is not None
-    assert tables.board_w is not None
-    figure, axes = new_axes(5.0, 3.6)
-    order, at = tables.order(application), tables.lattice.flat_index(tables.default)
-    whole, memory = (
-        np.average(table[order, at], weights=tables.time_s[order, at]) for table in (tables.power_w, tables.memory_w)
-    )
-    watts = [whole - memory - tables.board_w, memory, tables.board_w]
-    names = ("GPU chip", "memory and its PHYs", "rest of the card")
-    labels = [f"{name}\n{w:.0f} W" for name, w in zip(names, watts, strict=True)]
-    axes.pie(watts, labels=labels, autopct="%.0f %%", colors=[BLUE, ORANGE, GREY])
-    axes.set_title(f"{application}, default settings")
-    return add_caption(figure, f"{tables.source}; the paper's is measured")
 
 
 def draw_gains(
@@ -93,38 +75,6 @@ def draw_gains(
     axes.set_ylabel(label)
     said = f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(means) > 1 else source
     return add_caption(figure, said)
-
-
-def draw_residency(
-    tables: PlantTables,
-    played: PlayedRun,
-    kernel: str | None = None,
-    paper: Mapping[str, Mapping[float, float]] | None = None,
-) -> Figure:
-    """Draw the share of time at each level of each knob, of a kernel or of the application (figures 15 and 16).
-
-    The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
-    """
-    figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
-    if kernel is not None:
-        here = np.array([tables.kernels[p] == kernel for p in played.phase])
-        columns = (played.chosen[here], played.phase[here], played.time_s[here], played.energy_j[here])
-        played = PlayedRun(played.application, *columns)
-    shares = compute_residency(tables, played)
-    drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
-    names = [f"{role}\n{whose}" for role in shares for whose in drawn]
-    for i, (role, found) in enumerate((role, by_role[role]) for role in shares for by_role in drawn.values()):
-        levels, bottom = list(shares[role]), 0.0
-        for level in sorted(found):
-            share, grey = found[level], 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
-            axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
-            text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
-            if share > 0.04:
-                axes.text(i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE)
-            bottom += share
-    axes.set_xticks(range(len(names)), names)
-    axes.set(title=kernel or played.application, ylabel="Share of time (%)")
-    return add_caption(figure, tables.source)
 
 
 def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) -> Figure:
@@ -195,12 +145,6 @@ def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: Pol
         made[f"picks_{first}"] = lambda: draw_picked_clocks(tables, comparison, setup.objective)
     if "Graph500" not in tables.applications:
         return made
-    graph = comparison.runs[PolicyName.HARMONIA, "Graph500"].played
     models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
     study = load_study("hd7970_figures")
-    return made | {
-        **({} if study is None else study.list_figures(tables, comparison, models)),
-        "figure_01_power_breakdown": lambda: draw_power_breakdown(tables, "XSBench"),
-        "figure_15_residency_kernel": lambda: draw_residency(tables, graph, "Graph500.BottomStepUp"),
-        "figure_16_residency": lambda: draw_residency(tables, graph, paper=read_paper_residency()),
-    }
+    return made if study is None else made | study.list_figures(tables, comparison, models)
