@@ -21,7 +21,6 @@ from wattcast.measure.database_files import (
     make_summary_page,
     make_workload_form,
     pack_database,
-    settle_capped_row,
     summarise_database,
 )
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
@@ -77,40 +76,19 @@ def test_a_recorded_capped_load_shows_why_half_a_second_is_too_little() -> None:
     )  # 20 steps are wanted, and are not there
 
 
-def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
-    samples = EnergySamples.load(CAPPED)
-    stepped = find_ticks(samples)
-    last = len(stepped.time_s) - 4
-    window_w = (stepped.energy_j[last] - stepped.energy_j[last - 5]) / (
-        stepped.time_s[last] - stepped.time_s[last - 5]
-    )
-    row = KernelRow(
-        "sustained-x",
-        "sustained",
-        "linear",
-        {},
-        date="2026-11-15T02:55:45+00:00",
-        power_w=float(window_w),
-        ticks=5,
-        throttle=("sw_power_cap",),
-        copies=11,
-        replays=760,
-        latency_s=2.2345e-4,
-    )
-    found = settle_capped_row([row], samples)["sustained-x"]
-    assert 690.0 < found["settled_power_w"] < 706.0 < window_w
-    assert found["settled_ticks"] >= 10
-    assert found["settled_clock_hz"] < 1.56e9
-    assert settle_capped_row([replace(row, power_w=400.0)], samples) == {}
-    assert settle_capped_row([replace(row, throttle=())], samples) == {}
-
-
-def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is() -> None:
-    """Whole cycles of capped loads draw alike: power alone would find another row's window, with another clock."""
-    row = KernelRow("sustained-y", "sustained", "linear", {}, power_w=691.0, sm_clock_hz=1.9e9, ticks=20)
-    row = replace(row, throttle=("sw_power_cap",), date="2026-11-15T02:55:45+00:00")
-    found = settle_capped_row([row], EnergySamples.load(CAPPED))["sustained-y"]
-    assert found == {"settled_power_w": 691.0, "settled_clock_hz": 1.9e9, "settled_ticks": 20}
+def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is(tmp_path: Path) -> None:
+    linear = {"op": "linear", "m": 16, "n": 16, "k": 16, "dtype": "bf16"}
+    row = KernelRow("sustained-y", "sustained", "linear", linear, power_w=691.0, sm_clock_hz=1.9e9, ticks=20)
+    row = replace(row, throttle=("sw_power_cap",), date="2026-11-15T02:55:45+00:00", run="r")
+    short = replace(row, id="sustained-z", ticks=5)
+    journal = Journal(tmp_path / "sustained.jsonl")
+    journal.append(row)
+    journal.append(short)
+    pack_database([tmp_path], tmp_path / "packed")
+    found = {one["id"]: one for one in read_parquet(tmp_path / "packed" / "rows.parquet")}
+    settled = [found["sustained-y"][name] for name in ("settled_power_w", "settled_clock_hz", "settled_ticks")]
+    assert settled == [691.0, 1.9e9, 20]
+    assert found["sustained-z"]["settled_power_w"] is None
 
 
 def test_the_term_that_is_off_is_named() -> None:

@@ -1,23 +1,20 @@
 """Pack the JSON Lines of campaigns into the tables of a database, and summarise what a database holds.
 
-``pack_database`` writes ``rows.parquet``, ``counters.parquet`` and ``chains.parquet``. Rows under the power cap also
-get their settled power: an H200 runs about 0.7 s a few percent above its limit and then cuts the clock for about
-0.3 s, so a window of half a second shows 715 W where the load settles at 695 W. The raw samples of the run hold the
-whole load, so power and clock over whole cycles can be computed afterwards. The row keeps its own power, clock and
-latency, because these belong to one window.
+``pack_database`` writes ``rows.parquet``, ``counters.parquet`` and ``chains.parquet``. Power and clock of a row under
+the power cap are also its settled ones where its window holds a cycle of the governor: an H200 runs about 0.7 s a few
+percent above its limit and then cuts the clock for about 0.3 s. Rows of shorter windows, as they were measured once,
+got theirs from the raw samples (``studies/settle_capped_rows.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core import measured_rows
 from wattcast.core.errors import BadInput
@@ -25,79 +22,8 @@ from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, 
 from wattcast.core.records import asdict, dataclass, replace
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.nsight_counters import read_counter_table
-from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
 
-CYCLE_TICKS = 10
-SKIP_S = 0.35  # from the begin of the load until the governor has answered
-QUEUED_S = 0.05  # the load runs on this long after its window has closed
-NEARBY_S = 4.0  # windows end within this long of the usual time after their row was begun
-CLOSE = 1e-3  # relative difference in power between a row and its own window, evaluated again
-
-
-def settle_capped_row(rows: list[KernelRow], samples: EnergySamples) -> dict[str, Plain]:
-    """Compute the settled fields of capped rows of one run whose windows the samples hold, by row id.
-
-    Power and reported clock are means over at least one governor cycle.
-    """
-    found: dict[str, Plain] = {}
-    capped: list[KernelRow] = []  # those whose own window is shorter than a cycle
-    for row in rows:
-        if row.kind != "sustained" or row.error or "sw_power_cap" not in row.throttle or not row.power_w:
-            continue
-        if row.sm_clock_hz is not None and (row.ticks or 0) >= CYCLE_TICKS:
-            found[row.id] = _name_settled(row.power_w, row.sm_clock_hz, row.ticks or 0)
-        else:
-            capped.append(row)
-    seen, grid_s = find_sightings(samples), find_ticks(samples).time_s
-    energy_j = seen.energy_j
-    if not capped or len(grid_s) != len(energy_j) or len(grid_s) < CYCLE_TICKS:
-        return found
-    matches = {row.id: _match_windows(row, seen.middle_s, grid_s, energy_j) for row in capped}
-    begun_s = {row.id: datetime.fromisoformat(row.date).timestamp() for row in capped}
-    # Sampler time minus calendar time is the same for all rows of a run: the densest place among all windows that
-    # match some row closely, since chance matches scatter and true ones agree.
-    every_s = np.sort(
-        np.concatenate([grid_s[last[error < CLOSE]] - begun_s[name] for name, (error, last) in matches.items()])
-    )
-    if not len(every_s):
-        return found
-    inside = np.searchsorted(every_s, every_s + NEARBY_S) - np.arange(len(every_s))
-    densest = int(np.argmax(inside))
-    offset_s = float(np.median(every_s[densest : densest + inside[densest]]))
-    for row in capped:
-        error, last = matches[row.id]
-        late_s = grid_s[last] - (begun_s[row.id] + offset_s)
-        error = np.where(np.abs(late_s) < NEARBY_S, error, np.inf)
-        place = int(np.argmin(error))  # the counter step that closed the row's window
-        if error[place] >= CLOSE:
-            continue
-        end = int(last[place])
-        length_s = (row.replays or 0) * (row.copies or 0) * (row.latency_s or 0.0)
-        first = int(np.searchsorted(grid_s, grid_s[end] + QUEUED_S - length_s + SKIP_S))
-        if end - first < CYCLE_TICKS:
-            continue
-        clock = samples.between(float(grid_s[first]), float(grid_s[end])).known("sm_clock_hz")
-        if len(clock):
-            power_w = (energy_j[end] - energy_j[first]) / (grid_s[end] - grid_s[first])
-            found[row.id] = _name_settled(float(power_w), float(clock.mean()), end - first)
-    return found
-
-
-def _name_settled(power_w: float, clock_hz: float, ticks: int) -> Plain:
-    return {"settled_power_w": power_w, "settled_clock_hz": clock_hz, "settled_ticks": ticks}
-
-
-def _match_windows(
-    row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array
-) -> tuple[Array, npt.NDArray[np.intp]]:
-    """Compare the row's power with that of every window as long as the row's; return differences by last step."""
-    count = row.ticks or 0
-    joules = energy_j[count:] - energy_j[:-count]
-    wanted_w = row.power_w or float("nan")
-    seen, grid = (np.abs(joules / (t[count:] - t[:-count]) / wanted_w - 1.0) for t in (seen_s, grid_s))
-    return np.minimum(seen, grid), np.arange(count, len(energy_j), dtype=np.intp)
-
-
+CYCLE_TICKS = 10  # of the energy counter, that a cycle of the governor takes
 LEAST_PHASES = 6
 PACK_WAIT_S = 300.0  # for others that write to the same database
 _CARD: tuple[str, ...] = ("card_name", "card_uuid", "card_serial", "driver", "cuda", "torch", "cublas", "cudnn")
@@ -151,12 +77,7 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
         return whole
     if not rows:
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    settled: dict[tuple[str, str], Plain] = {}  # capped rows of every run whose samples were kept
-    for path in (path for folder in folders for path in folder.rglob("samples-*.npz")):
-        run = path.stem.removeprefix("samples-")
-        found_here = settle_capped_row([row for row in rows.values() if row.run == run], EnergySamples.load(path))
-        settled |= {(row_id, run): fields for row_id, fields in found_here.items()}
-    packed = [_pack_row(replace(row, **settled.get(key, {})), runs, names) for key, row in rows.items()]
+    packed = [_pack_row(row, runs, names) for row in rows.values()]
     counters = [
         {**row, **{name.replace(".", "_"): value for name, value in row.pop("metrics").items()}}
         for folder in folders
@@ -229,6 +150,9 @@ def _pack_row(row: KernelRow, runs: Mapping[str, RunInfo], names: Mapping[str, N
     """
     if row.kind == "duty" and row.period_s and find_phases(row.period_s) < LEAST_PHASES:
         row = replace(row, flags=(*row.flags, "period_beats_with_sensor"))
+    capped = row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle
+    if capped and row.power_w and row.sm_clock_hz is not None and (row.ticks or 0) >= CYCLE_TICKS:
+        row = replace(row, settled_power_w=row.power_w, settled_clock_hz=row.sm_clock_hz, settled_ticks=row.ticks)
     plain = _plain_with_card(row, runs)
     plain["spec"] = plain["detail"].pop("spec", "")
     plain["operator"] = make_workload_form(row.operator)
