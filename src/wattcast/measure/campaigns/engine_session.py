@@ -39,18 +39,6 @@ SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading t
 QUANTILES = (50, 90, 99)
 
 
-@dataclass(frozen=True)
-class RequestArrivals:
-    """Requests of one run: when each arrives, how long its prompt is and how many tokens it makes."""
-
-    arrival_s: engine_steps.Array
-    prompt_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.arrival_s)
-
-
 @dataclass
 class ServedRequest:
     """One request as it went; times from the beginning of the run."""
@@ -75,7 +63,7 @@ class ServedRequest:
         return row
 
 
-def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30) -> RequestArrivals:
+def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30) -> list[ServedRequest]:
     """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the pauses.
 
     Prompts are cut where prompt and output together would be longer than ``max_model_len``.
@@ -85,9 +73,8 @@ def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2
     pauses = random.standard_exponential(count)
     prompt_tokens, output_tokens = point.prompt.draw(random, count), point.output.draw(random, count)
     prompt_tokens = np.minimum(prompt_tokens, max_model_len - output_tokens - 1)
-    arrival_s = np.cumsum(pauses) / rate_per_s
-    inside = arrival_s < point.duration_s
-    return RequestArrivals(arrival_s[inside], prompt_tokens[inside], output_tokens[inside])
+    each = zip((np.cumsum(pauses) / rate_per_s).tolist(), prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
+    return [ServedRequest(*request) for request in each if request[0] < point.duration_s]
 
 
 def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
@@ -108,18 +95,10 @@ def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float 
     return 1.0 / (prompt_s + output_s)
 
 
-def serve_arrivals(
-    bench: engine_steps.EngineBench, arrivals: RequestArrivals, duration_s: float
-) -> tuple[list[ServedRequest], float]:
-    """Run the arrivals; the requests as they went, and the moment on the clock from which their times count."""
+def serve_arrivals(bench: engine_steps.EngineBench, served: list[ServedRequest], duration_s: float) -> float:
+    """Run requests, note in them how they went, and return the moment on the clock from which their times count."""
     recorder, engine, clock = bench.recorder, bench.recorder.engine, bench.recorder.clock
-    prompts = [bench.prompt(int(tokens)) for tokens in arrivals.prompt_tokens]
-    served = [
-        ServedRequest(float(at_s), int(prompt), int(output))
-        for at_s, prompt, output in zip(
-            arrivals.arrival_s, arrivals.prompt_tokens, arrivals.output_tokens, strict=True
-        )
-    ]
+    prompts = [bench.prompt(request.prompt_tokens) for request in served]
     by_name: dict[str, ServedRequest] = {}
     origin_s, place = clock() + 0.02, 0
     while True:
@@ -144,7 +123,7 @@ def serve_arrivals(
             break
         if now_s > duration_s + DRAIN_S:
             break
-    return served, origin_s
+    return origin_s
 
 
 def measure_traffic(
@@ -153,10 +132,10 @@ def measure_traffic(
     """Measure one serving run; return its summary, its requests, and its steps and power over time as columns."""
     recorder = bench.recorder
     recorder.clear()
-    arrivals = draw_arrivals(point, rate_per_s, bench.max_model_len)
+    served = draw_arrivals(point, rate_per_s, bench.max_model_len)
     mark = bench.sampler.head
     bench.sleep(0.3)  # ticks of the idle engine before the first arrival
-    served, origin_s = serve_arrivals(bench, arrivals, point.duration_s)
+    origin_s = serve_arrivals(bench, served, point.duration_s)
     ended_s = recorder.clock()
     bench.synchronize()
     bench.sleep(0.25)  # the counter's next ticks
@@ -189,11 +168,8 @@ def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str
     done = [request for request in served if request.finished]
     made = sum(len(request.token_s) for request in served)
     ttft_s = [request.token_s[0] - request.arrival_s for request in done]
-    tpot_s = [
-        (request.token_s[-1] - request.token_s[0]) / (len(request.token_s) - 1)
-        for request in done
-        if len(request.token_s) > 1
-    ]
+    several = [request.token_s for request in done if len(request.token_s) > 1]
+    tpot_s = [(token_s[-1] - token_s[0]) / (len(token_s) - 1) for token_s in several]
     gap_s = np.concatenate([np.diff(request.token_s) for request in done]) if done else np.empty(0)
     return {
         "length_s": length_s,
@@ -459,18 +435,16 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
         "max_model_len": int(config.model_config.max_model_len),
         "async_scheduling": bool(scheduler.async_scheduling),
     }
+
+    def layers() -> Any:
+        return engine.model_executor.driver_worker.model_runner.get_model().modules()
+
     asked: dict[str, Callable[[], Any]] = {
         "model_runner": lambda: "v2" if config.use_v2_model_runner else "v1",
         "cudagraph_mode": lambda: str(compilation.cudagraph_mode),
         "capture_sizes": lambda: [int(size) for size in compilation.cudagraph_capture_sizes],
         "compile_s": lambda: float(compilation.compilation_time),
-        "attention": lambda: sorted(
-            {
-                type(layer.impl).__name__
-                for layer in engine.model_executor.driver_worker.model_runner.get_model().modules()
-                if hasattr(layer, "impl")
-            }
-        ),
+        "attention": lambda: sorted({type(layer.impl).__name__ for layer in layers() if hasattr(layer, "impl")}),
     }
     for name, ask in asked.items():
         with suppress(Exception):

@@ -207,16 +207,10 @@ def _between_s(first: Any, second: Any) -> float:
 _NUMBERS = itertools.count()  # request names are never used twice
 
 
-@dataclass(frozen=True)
-class StepPacing:
-    """How long a kind of step runs."""
-
-    run_s: float = 1.3  # 0.3 s to settle, then at least nine ticks of the counter
-    capped_run_s: float = 2.8  # under the power cap, where the governor hunts for a second
-    rest_s: float = 0.2  # after a step row
-    capped_rest_s: float = 0.8  # after one under the power cap, so that the clock climbs back
-    most_setup_s: float = 25.0
-    rule: SettlingRule = field(default_factory=SettlingRule)
+RUN_S, CAPPED_RUN_S = 1.3, 2.8  # 0.3 s to settle and nine ticks; under the power cap the governor hunts for a second
+REST_S, CAPPED_REST_S = 0.2, 0.8  # after a row; under the cap longer, so that the clock climbs back
+MOST_SETUP_S = 25.0
+RULE = SettlingRule()
 
 
 @dataclass
@@ -229,7 +223,6 @@ class EngineBench:
     vocab_size: int
     max_model_len: int
     synchronize: Callable[[], None]
-    pacing: StepPacing = field(default_factory=StepPacing)
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(20))
     sleep: Callable[[float], None] = time.sleep
 
@@ -259,8 +252,7 @@ class EngineBench:
 
 def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     """Measure one row, the mean step of ``point`` once settled, and return it ready for JSON."""
-    recorder, pacing = bench.recorder, bench.pacing
-    clock = recorder.clock
+    recorder, clock = bench.recorder, bench.recorder.clock
     recorder.clear()
     names: list[str] = []
     feeder = _Feeder(bench, point)
@@ -269,9 +261,9 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
         _fill_batch(bench, point, names)
         recorder.skip_prompts = False
         mark, started_s = bench.sampler.head, clock()
-        _run_until(recorder, feeder, started_s + pacing.run_s)
+        _run_until(recorder, feeder, started_s + RUN_S)
         if "sw_power_cap" in bench.sampler.since(mark).throttle:
-            _run_until(recorder, feeder, started_s + pacing.capped_run_s)
+            _run_until(recorder, feeder, started_s + CAPPED_RUN_S)
         ended_s = clock()
         bench.synchronize()
         bench.sampler.check()
@@ -281,10 +273,10 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
         bench.drain(names + feeder.names)
     samples = bench.sampler.since(mark)
     capped = "sw_power_cap" in samples.throttle
-    settle_s = pacing.rule.capped_settle_s if capped else pacing.rule.settle_s
-    held = take_window(samples, started_s + settle_s, ended_s, pacing.rule)
+    settle_s = RULE.capped_settle_s if capped else RULE.settle_s
+    held = take_window(samples, started_s + settle_s, ended_s, RULE)
     row = summarise_steps(table, held, point)
-    bench.sleep(pacing.capped_rest_s if capped else pacing.rest_s)
+    bench.sleep(CAPPED_REST_S if capped else REST_S)
     return row | {"added_s": feeder.added_s, "run_s": ended_s - started_s}
 
 
@@ -300,8 +292,8 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
         flags.append("batch_changed")
     if point.prompts and (steps["prompt_tokens"] == 0).any():
         flags.append("steps_without_prompt")
-    period_s = np.diff(steps["end_s"])
-    latency_s, power_w = float(period_s.mean()), held.ticks.power_w
+    period_s, window = np.diff(steps["end_s"]), describe_window(held)
+    latency_s = float(period_s.mean())
     decodes = max(float(steps["decodes"].mean()), 1.0)
     return {
         "latency_s": latency_s,
@@ -313,15 +305,10 @@ def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoi
         "steps": number,
         "prompt_tokens_per_step": _finite_mean(steps["prompt_tokens"]),
         "context_mean": _finite_mean(steps["decode_context"]) / decodes if point.batch else 0.0,
-        "power_w": power_w,
-        "power_spread_w": held.ticks.spread_w,
-        "energy_j": power_w * latency_s,
-        "ticks": held.ticks.intervals,
-        "window_s": held.duration_s,
-        "sm_clock_hz": held.samples.mean("sm_clock_hz"),
-        "memory_power_w": held.samples.last("memory_w"),
-        "temperature_c": held.samples.mean("temperature_c"),
-        "throttle": list(held.samples.throttle),
+        "energy_j": window["power_w"] * latency_s,
+        "window_s": window.pop("duration_s"),
+        **window,
+        "throttle": list(window["throttle"]),
         "flags": flags,
         "groups": _group_steps(steps) if point.prompts else [],
     }
@@ -335,7 +322,7 @@ def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str
     mark, started_s = bench.sampler.head, bench.recorder.clock()
     bench.sleep(duration_s)
     samples: EnergySamples = bench.sampler.since(mark)
-    held = take_window(samples, started_s, bench.recorder.clock(), bench.pacing.rule)
+    held = take_window(samples, started_s, bench.recorder.clock(), RULE)
     told = ("power_w", "power_spread_w", "ticks", "sm_clock_hz", "temperature_c")
     row = {name: value for name, value in describe_window(held).items() if name in told}
     return row | {"flags": [flag for flag in held.flags if "drift" not in flag]}
@@ -396,7 +383,7 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
     ids, last = bench.prompt(point.context - 1), bench.prompt(point.batch)  # requests differ in their last token
     most_tokens = bench.max_model_len - point.context
     names.extend(bench.add([*ids, token], most_tokens, point.temperature) for token in last)
-    recorder, deadline_s = bench.recorder, bench.recorder.clock() + bench.pacing.most_setup_s
+    recorder, deadline_s = bench.recorder, bench.recorder.clock() + MOST_SETUP_S
     while True:
         latest = recorder.records[-1] if recorder.records else None
         if latest is not None and len(latest.scheduled) == point.batch == latest.tokens:  # each makes one token

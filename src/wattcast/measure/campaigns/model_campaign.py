@@ -310,8 +310,6 @@ class ModelDevice(TorchDevice):
 @contextlib.contextmanager
 def eager_settings(torch: Any) -> Iterator[None]:
     """Make Hugging Face choose what it does in an eager run on unpadded sequences, with scalars on the device."""
-    from unittest.mock import patch
-
     from transformers import masking_utils
     from transformers.utils import import_utils
 
@@ -323,16 +321,20 @@ def eager_settings(torch: Any) -> Iterator[None]:
             return torch.full((), data, device=device, dtype=dtype or tensor(data).dtype)
         return tensor(data, device=device, dtype=dtype, **rest)
 
-    changed = [
+    wanted: list[tuple[Any, str, Callable[..., Any]]] = [
         (import_utils, "is_cuda_stream_capturing", lambda: False),
         (masking_utils, "find_packed_sequence_indices", lambda *_, **__: None),
         (torch, "tensor", fill_scalar),
     ]
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in changed:
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted if hasattr(owner, name)]
+    try:
+        for owner, name, value in wanted:
             if hasattr(owner, name):
-                stack.enter_context(patch.object(owner, name, value))
+                setattr(owner, name, value)
         yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 LONGEST_NAME = 200
