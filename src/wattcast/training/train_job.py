@@ -36,9 +36,9 @@ from wattcast.training.training_strategy import (
     Optimizer,
     Recompute,
     Sharding,
-    StrategyOptions,
     TrainingRecipe,
     TrainingStrategy,
+    list_strategies,
     read_choice,
 )
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
@@ -318,17 +318,19 @@ def train(
     links = step_time.ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
     job = JobSetting(spec, chip, at, fitted, recipe, length, links)
     open_ways = list(Recompute) if offload else list(Recompute)[:-1]
-    options = StrategyOptions(
+    list_ways = partial(
+        list_strategies,
+        dims=spec.dims,
+        node_gpus=node_gpus,
+        given=TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel),
         batch=global_batch or max(STEP_TOKENS // length, 1),
         free_batch=global_batch is None,
+        recompute=[read_choice(Recompute, "recompute", recompute)] if recompute else open_ways,
         micro_batch=micro_batch,
         tp=tp,
         pp=pp,
         sharding=read_choice(Sharding, "sharding", sharding) if sharding else None,
-        recompute=[read_choice(Recompute, "recompute", recompute)] if recompute else open_ways,
-        given=TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel),
     )
-    list_ways = partial(options.list_strategies, spec.dims, node_gpus=node_gpus)
     candidates = _evaluate_strategies(job, list_ways(gpus), force)
     if not any(c.step for c in candidates):
         raise _explain_misfit(job, gpus, candidates, list_ways)

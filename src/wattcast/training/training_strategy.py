@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import product
 from typing import Any, TypeVar
 
 from wattcast.core.errors import bad_value
@@ -174,65 +175,57 @@ class TrainingStrategy:
         words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         return " ".join([*words, f"micro-batch {self.micro_batch} x {self.accumulation}"])
 
-    def with_batch(self, micro_batch: int, global_batch: int) -> TrainingStrategy | None:
-        """Return the strategy for a batch, None where the batch cannot be shared out evenly."""
-        each = self.dp * micro_batch
-        if global_batch % each:
-            return None
-        return replace(self, micro_batch=micro_batch, accumulation=global_batch // each)
-
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-@dataclass(frozen=True)
-class StrategyOptions:
-    """What a user fixes of a strategy; all else is open."""
+def list_strategies(
+    gpus: int,
+    dims: Any,
+    node_gpus: int,
+    given: TrainingStrategy,
+    batch: int,
+    free_batch: bool,
+    recompute: Sequence[Recompute],
+    micro_batch: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    sharding: Sharding | None = None,
+) -> list[TrainingStrategy]:
+    """List every way in which ``gpus`` GPUs, ``node_gpus`` to a node, can share a model of these dimensions.
 
-    batch: int
-    free_batch: bool  # the batch was not given: it may grow to what GPUs can share
-    micro_batch: int | None
-    tp: int | None
-    pp: int | None
-    sharding: Sharding | None
-    recompute: Sequence[Recompute]
-    given: TrainingStrategy  # holds what is never chosen
-
-    def list_strategies(self, dims: Any, gpus: int, node_gpus: int) -> list[TrainingStrategy]:
-        """List every way in which ``gpus`` GPUs, ``node_gpus`` to a node, can share a model of these dimensions."""
-        heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
-        kv_heads, given, tp, pp = getattr(dims, "kv_heads", heads), self.given, self.tp, self.pp
-        tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
-        pps = [pp] if pp else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
-        if (pp or 1) > layers:
-            raise bad_value("pp", f"at most the model's {layers} layers", pp)
-        if given.interleave > 1 and (pp or 1) == 1:
-            raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
-        found = []
-        for t in tps:
-            if heads % t or (kv_heads % t and t % kv_heads):
-                raise bad_value("tp", f"a divisor of heads={heads}", t)
-            for p in pps:
-                if gpus % (t * p * given.cp):
-                    continue
-                dp = gpus // (t * p * given.cp)
-                whole = max(-(-self.batch // dp), 1) * dp if self.free_batch else self.batch
-                useful = [Sharding.ZERO1] if p > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
-                useful = useful if dp * given.cp > 1 else [Sharding.NONE]
-                for zero in [self.sharding] if self.sharding else useful:
-                    for again in self.recompute:
-                        start = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
-                        sizes = [self.micro_batch] if self.micro_batch else MICRO_BATCHES
-                        found += [shaped for size in sizes if (shaped := start.with_batch(size, whole)) is not None]
-        if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
-            raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
-        if not found:
-            raise bad_value(
-                "global_batch", f"sequences that {gpus} GPUs can share evenly with these options", self.batch,
-                "Change --global-batch, --micro-batch, --tp or --pp.",
-            )  # fmt: skip
-        return found
+    ``given`` holds what is never chosen. Of the rest, what is None is open. A ``free_batch`` was not given: it may
+    grow to what GPUs can share.
+    """
+    heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
+    kv_heads = getattr(dims, "kv_heads", heads)
+    tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
+    pps = [pp] if pp else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
+    if (pp or 1) > layers:
+        raise bad_value("pp", f"at most the model's {layers} layers", pp)
+    if given.interleave > 1 and (pp or 1) == 1:
+        raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
+    found: list[TrainingStrategy] = []
+    for t, p in product(tps, pps):
+        if heads % t or (kv_heads % t and t % kv_heads):
+            raise bad_value("tp", f"a divisor of heads={heads}", t)
+        dp, left = divmod(gpus, t * p * given.cp)
+        if left:
+            continue
+        whole = max(-(-batch // dp), 1) * dp if free_batch else batch
+        useful = [Sharding.ZERO1] if p > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
+        shards = [sharding] if sharding else useful if dp * given.cp > 1 else [Sharding.NONE]
+        sizes = [size for size in ([micro_batch] if micro_batch else MICRO_BATCHES) if whole % (dp * size) == 0]
+        for zero, again, size in product(shards, recompute, sizes):
+            shared = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
+            found.append(replace(shared, micro_batch=size, accumulation=whole // (dp * size)))
+    if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
+        raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
+    if not found:
+        wanted, do = f"sequences that {gpus} GPUs can share evenly with these options", "--micro-batch, --tp or --pp"
+        raise bad_value("global_batch", wanted, batch, f"Change --global-batch, {do}.")
+    return found
 
 
 def read_choice(kind: type[_Choice], name: str, value: str) -> _Choice:
