@@ -181,13 +181,7 @@ class SweepSummary:
     shown: Columns  # a selection spread over all, for figures
 
 
-@dataclass(frozen=True)
-class SweepPart:
-    """Hold one computed part."""
-
-    index: int
-    summary: SweepSummary
-    data: bytes | None  # as Parquet, where it is to be written
+SweepPart = tuple[int, SweepSummary, bytes | None]  # its number, and its points as Parquet where they are written
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,7 @@ class SweepWork:
         """Compute part ``index``."""
         columns = tabulate_points(self.study, *self.part_range(index))
         data = None if self.compression is None else encode_parquet(columns, self.compression)
-        return SweepPart(index, self.summarise(columns), data)
+        return index, self.summarise(columns), data
 
     def summarise(self, columns: Columns) -> SweepSummary:
         """Keep a few points of a part."""
@@ -272,11 +266,12 @@ def run_sweep(
     count = sum(stop - start for start, stop in map(work.part_range, done))
     if progress:
         progress(count, size)
-    for part in (runner or run_here)(work, [index for index in range(work.part_count) if index not in done]):
-        if store and part.data is not None:
-            write_whole(store.part(part.index), part.data)
-        summaries = [_merge_summaries([*summaries, part.summary], work.objectives)]
-        start, stop = work.part_range(part.index)
+    left = [index for index in range(work.part_count) if index not in done]
+    for index, found, data in (runner or run_here)(work, left):
+        if store and data is not None:
+            write_whole(store.part(index), data)
+        summaries = [_merge_summaries([*summaries, found], work.objectives)]
+        start, stop = work.part_range(index)
         count += stop - start
         if progress:
             progress(count, size)
