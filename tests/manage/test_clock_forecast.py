@@ -50,11 +50,9 @@ def test_memory_clock_and_sms_are_knobs_of_a_catalogue_gpu() -> None:
 def test_a_forecast_picks_what_its_own_plant_rewards() -> None:
     """On a plant that is the predictor itself, taking the prediction at its word is the oracle."""
     tables = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, A100, {"batch": 8, "seq": 512}, iterations=20)
-    clocks = tables.lattice.knobs[0].levels
     objective = Objective(Goal.ENERGY, slowdown=0.1)
-    found = {"gpt2": clock_forecast.forecast_workload("gpt2", A100, clocks, {"batch": 8, "seq": 512})}
-    predicted = found["gpt2"]
-    scores = objective.log_scores(predicted.time_s, predicted.power_w, predicted.time_s[tables.default[0]])
+    time_s, power_w = tables.time_s[0], tables.power_w[0]
+    scores = objective.log_scores(time_s, power_w, time_s[tables.default[0]])
     at_its_word = {"gpt2": (int(np.argmax(scores <= scores.min() + 1e-6)),)}  # of equal ones the lowest clock
     setup = PolicySetup(objective=objective, forecast=at_its_word)
     comparison = compare_policies([tables], setup)

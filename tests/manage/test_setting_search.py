@@ -138,7 +138,7 @@ def test_kept_columns_permit_what_the_plain_rule_permits(
 ) -> None:
     """Any order, any power; ``near`` keeps runs on few lines, where slopes are known. Each setting is run once:
     slopes are those measured when a setting was run, which repeats may move."""
-    tables = run_memory.build_cap_tables(decisions.LATTICES[-1])
+    tables = run_memory.CapTables(decisions.LATTICES[-1])
     memory = RunMemory()
     for at, power_w in runs:
         place = (at[0] % 2, at[1] % 2, at[2]) if near else at

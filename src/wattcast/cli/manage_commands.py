@@ -272,8 +272,8 @@ def status(socket: Path | None = None) -> CommandOutput:
     """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any was."""
     from wattcast.manage.daemon_client import read_status
 
-    found = read_status(socket)
-    return CommandOutput(found.to_plain, "\n".join(found.lines()), exit_code=found.exit_code)
+    plain, text, code = read_status(socket)
+    return CommandOutput(plain, text, exit_code=code)
 
 
 @command("manage restore")
@@ -430,7 +430,7 @@ def _forecast_plants(
 
     if gpu is None:
         return {}, ["model_predictive: left out, as no --gpu says which card the table is of"]
-    found: dict[str, clock_forecast.ClockForecast] = {}
+    found: dict[str, clock_forecast.ClockCurves] = {}
     notes: list[str] = []
     for tables in plants:
         some, missing = clock_forecast.forecast_applications(tables, api.find_gpu(gpu), workloads)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import msgspec
 
@@ -32,7 +32,10 @@ from wattcast.core import units
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
 from wattcast.core.records import dataclass, field
 from wattcast.manage import card_notes
-from wattcast.manage.card_notes import CardNote, CardSettings, NoteFolder, Range, RefusedKnob, SettableCard
+from wattcast.manage.card_notes import CardNote, CardSettings, NoteFolder, Range, RefusedKnob
+
+if TYPE_CHECKING:
+    from wattcast.measure.device_control import NvmlCard
 
 SOCKET = card_notes.FOLDER / "socket"
 BEAT_S = 2.0  # a client is heard at least this often
@@ -101,7 +104,7 @@ class CardKeeper(threading.Thread):
 
     def __init__(
         self,
-        open_card: Callable[[], SettableCard],
+        open_card: Callable[[], NvmlCard],
         scope: DaemonScope,
         notes: NoteFolder,
         say: Callable[[str], None],
@@ -109,7 +112,7 @@ class CardKeeper(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self._open, self._scope, self._notes, self._say, self._wait = open_card, scope, notes, say, wait
-        self._card: SettableCard | None = open_card()
+        self._card: NvmlCard | None = open_card()
         self.uuid, self.card_name = self._card.uuid, self._card.name
         self._lock = notes.lock(self.uuid)
         self._jobs: Queue[_CardJob | None] = Queue()
@@ -199,15 +202,11 @@ class CardKeeper(threading.Thread):
             before = card_notes.find_earlier_settings(card, scope.locked_hz, self._wait)
             if before.core_hz is not None:
                 self._say(f"{self.card_name} was at {before.describe()} before; it will get that back")
-            since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            self._note = CardNote(
-                card_notes.FORMAT, self.uuid, self.card_name, self._who, since, before, CardSettings()
-            )
-        before = self._note.before
-        highest = (
-            scope.core_hz if before.core_hz is None else (scope.core_hz[0], min(scope.core_hz[1], before.core_hz[1]))
-        )
-        asked = ("core", wanted.core_hz, highest, "Hz"), ("limit", wanted.limit_w, scope.limit_w, "W")
+            told = card_notes.FORMAT, self.uuid, self.card_name, self._who, time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self._note = CardNote(*told, before, CardSettings())
+        earlier_hz, (lowest_hz, highest_hz) = self._note.before.core_hz, scope.core_hz
+        core_hz = lowest_hz, highest_hz if earlier_hz is None else min(highest_hz, earlier_hz[1])
+        asked = ("core", wanted.core_hz, core_hz, "Hz"), ("limit", wanted.limit_w, scope.limit_w, "W")
         for knob, value, allowed, unit in asked:
             if value is not None and not allowed[0] * 0.999 <= value <= allowed[1] * 1.001:
                 end, word = (allowed[0], "lowest") if value < allowed[0] else (allowed[1], "highest")
@@ -242,7 +241,7 @@ class CardKeeper(threading.Thread):
         self._trouble = ""
         return DaemonReply(True, cards=(self.status,))
 
-    def _reach_card(self) -> SettableCard:
+    def _reach_card(self) -> NvmlCard:
         if self._card is None:
             self._card = self._open()
         return self._card
@@ -251,12 +250,9 @@ class CardKeeper(threading.Thread):
 class DaemonServer:
     """Serve clients on a Unix socket until told to stop."""
 
-    def __init__(
-        self, path: Path, mode: int, group: int, keepers: Sequence[CardKeeper], say: Callable[[str], None]
-    ) -> None:
-        self._path, self._say = path, say
+    def __init__(self, path: Path, group: int, keepers: Sequence[CardKeeper]) -> None:
+        self._path, self._clients = path, 0
         self._keepers = {keeper.uuid: keeper for keeper in keepers}
-        self._clients = 0
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)  # nobody connects before the permissions are right
@@ -265,7 +261,7 @@ class DaemonServer:
         finally:
             os.umask(before)
         os.chown(path, -1, group)
-        path.chmod(mode)
+        path.chmod(0o660 if group >= 0 else 0o600)
         self._listener.listen(MOST_CLIENTS)
 
     def serve(self, stopped: Callable[[], bool]) -> None:
@@ -284,10 +280,9 @@ class DaemonServer:
         self._path.unlink(missing_ok=True)
 
     def _attend_client(self, connection: socket.socket, client: int) -> None:
-        peer = struct.unpack(
-            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
-        who, claimed, waiting = f"process {peer[0]} of user {peer[1]}", set[str](), b""
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        process, user, _ = struct.unpack("3i", peer)
+        who, claimed, waiting = f"process {process} of user {user}", set[str](), b""
         try:
             with connection:
                 while data := connection.recv(LONGEST_LINE):
@@ -320,7 +315,7 @@ class DaemonServer:
 
 
 def serve_cards(
-    open_cards: Sequence[Callable[[], SettableCard]],
+    open_cards: Sequence[Callable[[], NvmlCard]],
     scope: DaemonScope,
     path: Path,
     group: int,
@@ -334,8 +329,7 @@ def serve_cards(
     keepers = [CardKeeper(open_card, scope, notes, say) for open_card in open_cards]
     for keeper in keepers:
         keeper.start()
-    server = DaemonServer(path, 0o660 if group >= 0 else 0o600, group, keepers, say)
-    server.serve(stopped)
+    DaemonServer(path, group, keepers).serve(stopped)
     troubles = [f"{keeper.card_name}: {why}" for keeper in keepers if (why := keeper.stop())]
     for trouble in troubles:
         say(f"not given back: {trouble}")

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,26 +20,14 @@ from wattcast.core.errors import BadInput, MissingTool, Refused
 from wattcast.core.records import dataclass, replace
 from wattcast.core.whole_files import take_lock, write_whole
 
+if TYPE_CHECKING:
+    from wattcast.measure.device_control import NvmlCard
+
 FOLDER = Path("/run/wattcast")
 FORMAT = 2
 LOCK_WAIT_S = 3.0  # a daemon that is just ending is waited for
 BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
 Range = tuple[float, float]
-
-
-class SettableCard(Protocol):
-    """Read a card and set it. ``measure/device_control.py`` has the real one."""
-
-    name: str
-    uuid: str
-
-    def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]: ...
-    def limits_w(self) -> tuple[float, float, float] | None: ...
-    def is_limited(self) -> bool | None: ...
-    def read(self) -> Any: ...
-    def set_core(self, range_hz: Range | None) -> None: ...
-    def set_memory(self, range_hz: Range | None) -> None: ...
-    def set_limit(self, limit_w: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class RefusedKnob(Refused):
 
 
 def apply_settings(
-    card: SettableCard, note: CardNote, wanted: CardSettings, save: Callable[[CardNote], None]
+    card: NvmlCard, note: CardNote, wanted: CardSettings, save: Callable[[CardNote], None]
 ) -> CardNote:
     """Set a card and return the note of it. Every knob is noted before it is touched.
 
@@ -89,10 +77,8 @@ def apply_settings(
     noted, and ``RefusedKnob`` names it.
     """
     for knob, (field, setter) in _list_setters(card).items():
-        value = getattr(wanted, field)
-        if (value is None and knob not in note.changed) or (
-            knob in note.changed and getattr(note.now, field) == value
-        ):
+        value, is_changed = getattr(wanted, field), knob in note.changed
+        if getattr(note.now, field) == value if is_changed else value is None:
             continue
         target = getattr(note.before, field) if value is None else value
         fresh = replace(note, now=replace(note.now, **{field: value}), changed=tuple(sorted({*note.changed, knob})))
@@ -106,7 +92,7 @@ def apply_settings(
     return note
 
 
-def restore_card(card: SettableCard, note: CardNote) -> None:
+def restore_card(card: NvmlCard, note: CardNote) -> None:
     """Give every knob that was touched back what it had; raises the last error after trying all of them."""
     failed: Exception | None = None
     for knob, (field, setter) in _list_setters(card).items():
@@ -119,7 +105,7 @@ def restore_card(card: SettableCard, note: CardNote) -> None:
         raise failed
 
 
-def _list_setters(card: SettableCard) -> dict[str, tuple[str, Callable[[Any], None]]]:
+def _list_setters(card: NvmlCard) -> dict[str, tuple[str, Callable[[Any], None]]]:
     return {
         "core": ("core_hz", card.set_core),
         "memory": ("memory_hz", card.set_memory),
@@ -127,7 +113,7 @@ def _list_setters(card: SettableCard) -> dict[str, tuple[str, Callable[[Any], No
     }
 
 
-def find_earlier_settings(card: SettableCard, locked_hz: float | None, wait: Callable[[float], None]) -> CardSettings:
+def find_earlier_settings(card: NvmlCard, locked_hz: float | None, wait: Callable[[float], None]) -> CardSettings:
     """Find what a card has before it is changed for the first time.
 
     NVML tells the power limit but not a lock of the clocks. ``locked_hz`` is what the administrator declares. Without

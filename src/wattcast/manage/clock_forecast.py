@@ -52,17 +52,7 @@ class ClockCurves:
     power_w: Array
     idle_w: Array
     limit_w: float
-
-
-@dataclass(frozen=True)
-class ClockForecast:
-    """Hold predicted time and power of one application over a card's core clocks, ``(level,)``."""
-
-    time_s: Array
-    power_w: Array
-    clock_hz: Array  # as the card would report it: below the one set where the power limit holds it
-    status: str  # of the coefficients behind it
-    curves: ClockCurves  # without the power limit
+    status: str = ""  # of the coefficients behind them
 
 
 def build_predicted_plant(
@@ -93,10 +83,11 @@ def build_predicted_plant(
     lattice = Lattice(tuple(Knob(role, levels) for role, levels in knobs if len(levels) > 1))
     bandwidths = [gpu.memory.byte_per_s * hz / memory_hz[-1] for hz in memory_hz]
     cards = [replace(gpu, sm_count=n, memory=replace(gpu.memory, byte_per_s=b)) for n in units for b in bandwidths]
-    found = [[forecast_workload(w, card, core_hz, options) for card in cards] for w in workloads.values()]
+    more: dict[str, Any] = {**(options or {}), "clock": np.asarray(core_hz)}
+    found = [[api.predict(workload, card, **more) for card in cards] for workload in workloads.values()]
 
     def tabulate(name: str) -> Array:
-        each = np.stack([[getattr(forecast, name) for forecast in row] for row in found])
+        each = np.stack([[getattr(prediction, name) for prediction in row] for row in found])
         shape = (len(found), len(units), len(memory_hz), len(core_hz))
         return each.reshape(shape).swapaxes(2, 3).reshape(len(found), -1)  # the last knob varies fastest
 
@@ -107,7 +98,7 @@ def build_predicted_plant(
         lattice=lattice,
         default=lattice.top,
         kernels=tuple(workloads),
-        time_s=tabulate("time_s"),
+        time_s=tabulate("latency_s"),
         power_w=tabulate("power_w"),
         applications={name: np.full(iterations, i, dtype=np.int64) for i, name in enumerate(workloads)},
         idle_w=None if idle is None else float(np.min(idle.value_at(lowest_hz))),
@@ -125,36 +116,31 @@ def list_core_clocks(gpu: Gpu, levels: int = LEVELS) -> tuple[float, ...]:
 
 def forecast_workload(
     workload: str | Path | Graph, gpu: Gpu, clocks_hz: Sequence[float], options: Mapping[str, object] | None = None
-) -> ClockForecast:
-    """Predict one workload over a card's clocks; a power limit lowers the clocks it forbids, as the card would."""
-    clocks = np.asarray(clocks_hz)
+) -> ClockCurves:
+    """Predict one workload over the range of a card's clocks."""
+    grid, idle = np.linspace(clocks_hz[0], clocks_hz[-1], POINTS), gpu.power.idle_w
     more: dict[str, Any] = dict(options or {})
-    p = api.predict(workload, gpu, clock=clocks, **more)
-    grid = np.linspace(clocks[0], clocks[-1], POINTS)
     free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, force=True, **more)
-    idle = gpu.power.idle_w
-    curves = ClockCurves(
+    return ClockCurves(
         clock_hz=grid,
         time_s=np.asarray(free.latency_s),
         power_w=np.asarray(free.power_w),
         idle_w=np.zeros(grid.shape) if idle is None else np.minimum(idle.value_at(grid), free.power_w),
         limit_w=float(np.min(gpu.power.limit_w)),
-    )
-    return ClockForecast(
-        np.asarray(p.latency_s), np.asarray(p.power_w), np.asarray(p.clock_hz), str(p.status), curves
+        status=str(free.status),
     )
 
 
 def forecast_applications(
     tables: PlantTables, gpu: Gpu, folder: Path | None = None
-) -> tuple[dict[str, ClockForecast], dict[str, str]]:
+) -> tuple[dict[str, ClockCurves], dict[str, str]]:
     """Predict the applications of a replayed table; return also why others cannot be predicted.
 
     An application's operators are read from ``folder`` (``NAME.json``, with or without the attention's tag) where
     they are there. Otherwise its name is taken apart and the model's own template is used.
     """
     _, clocks = _find_core_clocks(tables)
-    found: dict[str, ClockForecast] = {}
+    found: dict[str, ClockCurves] = {}
     missing: dict[str, str] = {}
     for name in tables.applications:
         try:
@@ -216,7 +202,7 @@ class SlowdownErrors:
         return np.asarray(np.where(clock_share < 1.0, each.mean(axis=0) + spread, 0.0))
 
 
-def measure_slowdown_errors(plants: Sequence[PlantTables], found: Mapping[str, ClockForecast]) -> SlowdownErrors:
+def measure_slowdown_errors(plants: Sequence[PlantTables], found: Mapping[str, ClockCurves]) -> SlowdownErrors:
     """Compare forecast and measured slowdowns of all applications that have both."""
     shares = np.linspace(0.3, 1.0, 71)
     errors: dict[str, Array] = {}
@@ -225,7 +211,7 @@ def measure_slowdown_errors(plants: Sequence[PlantTables], found: Mapping[str, C
         along = [tables.lattice.flat_index(move_knob(default, which, level)) for level in range(len(levels))]
         for name in tables.applications:
             if name in found:
-                forecast_s, _ = estimate_card_behaviour(found[name].curves, levels)
+                forecast_s, _ = estimate_card_behaviour(found[name], levels)
                 measured_s = tables.time_s[tables.order(name)[0], along]
                 slower = (each_s / each_s[default[which]] for each_s in (measured_s, forecast_s))
                 off = np.subtract(*map(np.log, slower))
@@ -235,7 +221,7 @@ def measure_slowdown_errors(plants: Sequence[PlantTables], found: Mapping[str, C
 
 def choose_forecast_settings(
     tables: PlantTables,
-    found: Mapping[str, ClockForecast],
+    found: Mapping[str, ClockCurves],
     objective: Objective,
     errors: SlowdownErrors | None = None,
 ) -> dict[str, Settings]:
@@ -245,12 +231,11 @@ def choose_forecast_settings(
     missed; without, it is kept by the forecast at its word.
     """
     (which, levels), default = _find_core_clocks(tables), tables.default
-    worth = ControllerTuning().worth
-    chosen = {}
-    for name, forecast in found.items():
+    worth, chosen = ControllerTuning().worth, {}
+    for name, curves in found.items():
         if name in tables.applications:
             margins = errors.margins(name, levels / levels[default[which]]) if errors is not None else None
-            level = choose_clock_level(forecast.curves, levels, objective, default[which], worth, margins)
+            level = choose_clock_level(curves, levels, objective, default[which], worth, margins)
             chosen[name] = move_knob(default, which, level)
     return chosen
 

@@ -22,7 +22,8 @@ from wattcast.core import files
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError, bad_value
 from wattcast.core.records import dataclass
 from wattcast.manage.card_daemon import ANSWER_S, BEAT_S, SOCKET, CardStatus, DaemonReply, DaemonRequest
-from wattcast.manage.card_notes import NoteFolder, RefusedKnob, SettableCard, describe_leftover, restore_card
+from wattcast.manage.card_notes import NoteFolder, RefusedKnob, describe_leftover, restore_card
+from wattcast.measure.device_control import NvmlCard, count_cards
 
 START_S = 30.0  # for a daemon of one's own to listen, on a busy machine
 RETURN_S = 10.0  # for a daemon that was lost to have given the card back
@@ -129,7 +130,7 @@ def await_restoration(uuid: str, seconds: float = RETURN_S, notes: NoteFolder | 
 
 
 def restore_leftovers(
-    open_cards: list[Callable[[], SettableCard]],
+    open_cards: list[Callable[[], NvmlCard]],
     notes: NoteFolder,
     say: Callable[[str], None],
     uuid: str | None = None,
@@ -207,16 +208,15 @@ def _start_own_daemon(device: int) -> Iterator[Path]:
                 process.wait()
 
 
-def find_settable_cards(wanted: list[str]) -> list[Callable[[], SettableCard]]:
+def find_settable_cards(wanted: list[str]) -> list[Callable[[], NvmlCard]]:
     """Return functions that open the cards named by index or UUID; all where none is named."""
-    from wattcast.measure.device_control import NvmlCard, count_cards
 
     def open_card(index: int) -> NvmlCard:
         card = NvmlCard(index)
         card.open()
         return card
 
-    left, found = set(wanted), list[Callable[[], SettableCard]]()
+    left, found = set(wanted), list[Callable[[], NvmlCard]]()
     for index in range(count_cards()):
         if not wanted or str(index) in left or (left and open_card(index).uuid in left):
             found.append(partial(open_card, index))
@@ -243,47 +243,30 @@ def print_unit() -> str:
     return text.replace("@WATTCAST@", program)
 
 
-@dataclass(frozen=True)
-class NodeStatus:
-    """Hold how the cards of a node stand, by the daemon or, where none answers, by the notes on disk."""
+def read_status(socket_path: Path | None = None) -> tuple[dict[str, Any], str, ExitCode]:
+    """Ask the daemon how its cards stand; without one, say what notes were left.
 
-    cards: tuple[CardStatus, ...]
-    silence: str = ""  # why the daemon does not tell
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """Return REFUSED where a card is changed and nobody is able to give it back."""
-        left = any(c.trouble or (self.silence and c.before is not None) for c in self.cards)
-        return ExitCode.REFUSED if left else ExitCode.OK
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain mappings for JSON."""
-        cards = [{**msgspec.structs.asdict(c), "now": c.now, "before": c.before} for c in self.cards]
-        return {"daemon": not self.silence, "why": self.silence, "cards": msgspec.to_builtins(cards)}
-
-    def lines(self) -> Iterator[str]:
-        """Say it for people, a line per card."""
-        if self.silence:
-            yield self.silence
-        for card in self.cards:
-            held = f"held by {card.holder}" if card.holder else "free"
-            said = f"{card.name} ({card.uuid}): {held}"
-            if card.before is not None:
-                said += f", set to {card.now.describe()}, before {card.before.describe()}"
-            yield said + (f"; NOT GIVEN BACK: {card.trouble}" if card.trouble else "")
-
-
-def read_status(socket_path: Path | None = None) -> NodeStatus:
-    """Ask the daemon how its cards stand; without one, say what notes were left."""
+    Return that for JSON and for people, and REFUSED where a card is changed and nobody is able to give it back.
+    """
+    silence = ""
     try:
         with closing(DaemonLink(socket_path or SOCKET)) as link:
-            return NodeStatus(link.status())
+            cards = link.status()
     except MissingTool as error:
-        left = [
+        silence = str(error)
+        cards = tuple(
             CardStatus(note.uuid, note.name, "", note.now, note.before, f"left by {note.holder}")
             for note in NoteFolder().leftovers()
-        ]
-        return NodeStatus(tuple(left), str(error))
+        )
+    lines = [silence] if silence else []
+    for card in cards:
+        held = f"held by {card.holder}" if card.holder else "free"
+        changed = f", set to {card.now.describe()}, before {card.before.describe()}" if card.before else ""
+        trouble = f"; NOT GIVEN BACK: {card.trouble}" if card.trouble else ""
+        lines.append(f"{card.name} ({card.uuid}): {held}{changed}{trouble}")
+    plain = {"daemon": not silence, "why": silence, "cards": msgspec.to_builtins(cards)}
+    is_left = any(card.trouble or (silence and card.before is not None) for card in cards)
+    return plain, "\n".join(lines), ExitCode.REFUSED if is_left else ExitCode.OK
 
 
 def restore_cards(uuid: str | None, socket_path: Path | None, say: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from wattcast.core.records import dataclass, replace
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
 from wattcast.manage.card_notes import RefusedKnob
+from wattcast.manage.daemon_client import DaemonCard
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
@@ -55,19 +56,6 @@ PROGRAM_KERNEL = "program"
 GRACE_S = 5.0  # for the program to end after a signal was passed on
 ROLES = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "limit": KnobRole.POWER_LIMIT}
 Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
-
-
-class ControlledCard(Protocol):
-    """Read a card and set it for as long as it is held. ``DaemonCard`` is the real one."""
-
-    name: str
-
-    def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]: ...
-    def limits_w(self) -> tuple[float, float, float] | None: ...
-    def read(self) -> Any: ...
-    def beat(self) -> None: ...
-    def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None: ...
-    def give_back(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -151,7 +139,7 @@ class LivePlant:
 
     def __init__(
         self,
-        card: ControlledCard,
+        card: DaemonCard,
         lattice: Lattice,
         period_s: float,
         alive: Callable[[], bool],
@@ -379,7 +367,7 @@ def control_plant(
 
 
 def control_serving(
-    card: ControlledCard,
+    card: DaemonCard,
     keeper: LatencyKeeper,
     read_engine: Callable[[], EngineReading],
     alive: Callable[[], bool],
@@ -439,7 +427,7 @@ class ControlTask:
 
 
 def run_controlled_program(
-    card: ControlledCard,
+    card: DaemonCard,
     command: Sequence[str],
     task: ControlTask,
     say: Callable[[str], None],
@@ -524,7 +512,7 @@ def choose_clock_plane(
 
 
 def visit_clock_plane(
-    card: ControlledCard,
+    card: DaemonCard,
     plane: Sequence[tuple[float, float]],
     command: Sequence[str],
     say: Callable[[str], None],

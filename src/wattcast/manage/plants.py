@@ -245,12 +245,6 @@ class Observation:
 class Plant(Protocol):
     """Run kernels at settings that a policy chooses."""
 
-    @property
-    def lattice(self) -> Lattice: ...
-
-    @property
-    def default(self) -> Settings: ...
-
     def next_kernel(self) -> str | None:
         """Return the kernel about to run, or None when the application has ended."""
         ...
@@ -333,20 +327,9 @@ class TablePlant:
     ) -> None:
         self._tables = tables
         self._order: list[int] = tables.order(application).tolist()
-        count = len(self._order)
-        rng = np.random.default_rng(seed)
-        noise = noise or MeasurementNoise()
-        self._time_factor = np.exp(noise.time * rng.standard_normal(count))
-        self._power_factor = np.exp(noise.power * rng.standard_normal(count))
+        noise, drawn = noise or MeasurementNoise(), np.random.default_rng(seed).standard_normal((2, len(self._order)))
+        self._time_factor, self._power_factor = np.exp(noise.time * drawn[0]), np.exp(noise.power * drawn[1])
         self.settings: list[int] = []  # flat index of each iteration so far
-
-    @property
-    def lattice(self) -> Lattice:
-        return self._tables.lattice
-
-    @property
-    def default(self) -> Settings:
-        return self._tables.default
 
     def next_kernel(self) -> str | None:
         position = len(self.settings)
@@ -410,13 +393,3 @@ def run_at_settings(tables: PlantTables, application: str, chosen: npt.NDArray[n
     phase = tables.order(application)[: len(chosen)]
     time_s = tables.time_s[phase, chosen]
     return PlayedRun(application, chosen, phase, time_s, time_s * tables.power_w[phase, chosen])
-
-
-def compute_residency(tables: PlantTables, played: PlayedRun) -> dict[str, dict[float, float]]:
-    """Return the share of time spent at each level of each knob."""
-    found: dict[str, dict[float, float]] = {}
-    for knob in tables.lattice.knobs:
-        values = tables.lattice.knob_values(knob.role)[played.chosen]
-        shares = {level: float(played.time_s[values == level].sum() / played.total_s) for level in knob.levels}
-        found[str(knob.role)] = shares
-    return found

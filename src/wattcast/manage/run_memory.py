@@ -192,22 +192,16 @@ OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
 
 
-@dataclass(frozen=True)
 class CapTables:
     """Hold what power is estimated along, worked out once for a lattice."""
 
-    lattice: Lattice
-    log_levels: LogLevels
-    gaps: tuple[tuple[tuple[float, ...], ...], ...]  # [knob][to][from], differences of log levels
-    exponents: tuple[tuple[float, float], ...]  # by knob: going up and going down, before anything was measured
-
-
-def build_cap_tables(lattice: Lattice) -> CapTables:
-    """Work out the tables of a lattice."""
-    logs = tuple(tuple(math.log(v) for v in knob.levels) for knob in lattice.knobs)
-    gaps = tuple(tuple(tuple(to - x for x in row) for to in row) for row in logs)
-    exponents = tuple((POWER_EXPONENT_UP[knob.role], POWER_EXPONENT_DOWN[knob.role]) for knob in lattice.knobs)
-    return CapTables(lattice, logs, gaps, exponents)
+    def __init__(self, lattice: Lattice) -> None:
+        self.lattice, roles = lattice, [knob.role for knob in lattice.knobs]
+        self.log_levels: LogLevels = tuple(tuple(math.log(v) for v in knob.levels) for knob in lattice.knobs)
+        # [knob][to][from], differences of log levels
+        self.gaps = tuple(tuple(tuple(to - x for x in row) for to in row) for row in self.log_levels)
+        # By knob: going up and going down, before anything was measured
+        self.exponents = tuple((POWER_EXPONENT_UP[role], POWER_EXPONENT_DOWN[role]) for role in roles)
 
 
 class PowerCapCheck:

@@ -18,7 +18,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
-from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs, build_cap_tables
+from wattcast.manage.run_memory import CapTables, PowerCapCheck, RunMemory, SensitivityBeliefs
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity
 
 # Added to a score per broken bound, plus as much times the excess: more than any gain of a goal is worth, while the
@@ -191,7 +191,7 @@ class SearchProblem:
         self.core = lattice.find_knob(KnobRole.CORE_CLOCK)
         memory = lattice.find_knob(KnobRole.MEMORY_CLOCK)
         self.memory = memory if memory is not None and free[memory] else None  # where the search may turn it
-        self.cap_tables = build_cap_tables(lattice)
+        self.cap_tables = CapTables(lattice)
         self.log_levels = self.cap_tables.log_levels
         # Log levels along which run memories keep how power rises, which only a cap asks for.
         self.slope_levels = None if objective.cap_w is None else self.log_levels
