@@ -78,7 +78,7 @@ class DaemonLink:
 class DaemonCard:
     """Control one card through a daemon; readings come from the driver itself, which needs no privilege."""
 
-    def __init__(self, reader: Any, link: DaemonLink, rescue: Callable[[], object] | None = None) -> None:
+    def __init__(self, reader: NvmlCard, link: DaemonLink, rescue: Callable[[], object] | None = None) -> None:
         """Claim the card. ``rescue`` gives it back without the daemon, where this process may do so."""
         self._link, self._asked_s, self._rescue = link, 0.0, rescue
         self.name, self.uuid = str(reader.name), str(reader.uuid)
@@ -160,7 +160,7 @@ def restore_leftovers(
 
 
 @contextmanager
-def hold_card(reader: Any, socket_path: Path | None = None) -> Iterator[DaemonCard]:
+def hold_card(reader: NvmlCard, socket_path: Path | None = None) -> Iterator[DaemonCard]:
     """Claim an opened card through the daemon; root gets a daemon of its own where none runs."""
     path = socket_path or SOCKET
     with ExitStack() as stack:
