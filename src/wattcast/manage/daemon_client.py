@@ -20,7 +20,6 @@ import msgspec
 
 from wattcast.core import files
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError, bad_value
-from wattcast.core.records import dataclass
 from wattcast.manage.card_daemon import ANSWER_S, BEAT_S, SOCKET, CardStatus, DaemonReply, DaemonRequest
 from wattcast.manage.card_notes import NoteFolder, RefusedKnob, describe_leftover, restore_card
 from wattcast.measure.device_control import NvmlCard, count_cards

@@ -14,7 +14,6 @@ from operator import add, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from wattcast.core.records import dataclass
 from wattcast.manage.plants import KnobRole, Lattice, Observation, Settings, read_knob_facts
 
 LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
