@@ -118,12 +118,13 @@ def test_a_few_rows_at_a_time_are_all_rows(rows: int) -> None:
 def test_many_rows_in_threads_are_few_rows_one_after_another(fitted) -> None:
     """A million distinct operators took minutes on one core; columns that are equal in many rows are left out."""
     process, columns, _ = fitted
-    model = LearnedFactor(None, process, -9.0, 9.0)
-    rows = np.random.default_rng(5).uniform(0.0, 4.0, (9_000, len(process.features)))
-    rows[:, 1] = 2.0
-    rows[0] = [columns[name][0] for name in process.features]
-    nearest, few = np.empty((2, len(rows)))
-    found = model.predict_logs(rows, nearest)
-    some = [model.predict_logs(rows[i : i + 500], few[i : i + 500]) for i in range(0, len(rows), 500)]
-    assert_allclose(found, np.concatenate(some), rtol=1e-9)
-    assert_allclose(nearest, few, rtol=1e-9, atol=1e-12)
+    models, rng = {"gemm": LearnedFactor(None, process, -9.0, 9.0)}, np.random.default_rng(5)
+    many = {name: rng.uniform(0.0, 4.0, 9_000) for name in process.features}
+    many[process.features[1]][:] = 2.0
+    for name, values in many.items():
+        values[0] = columns[name][0]
+    factor, near = evaluate_factors(models, ("gemm",) * 9_000, many)
+    few = [{name: values[i : i + 500] for name, values in many.items()} for i in range(0, 9_000, 500)]
+    some = np.concatenate([evaluate_factors(models, ("gemm",) * 500, part) for part in few], axis=1)
+    assert_allclose(factor, some[0], rtol=1e-9)
+    assert_allclose(np.log(near) ** 2, np.log(some[1]) ** 2, rtol=1e-9, atol=1e-12)  # squares of distances

@@ -8,7 +8,7 @@ trees and a Gaussian process per family of kernels predict log(measured / scaffo
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
 
 _BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
+_FEWEST_ROWS = 64  # of such a block: a product of fewer takes longer to lay out its operands than to multiply them
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 _UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
 
@@ -138,16 +139,20 @@ class GaussianProcess:
 
 def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
     """Return Σ w·exp(-r) of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
-    most = max(_BLOCK // max(len(weights), 1), 1)
-    squares, found = np.empty((min(len(table), most), len(weights))), np.empty(len(table))
+    most = min(max(len(table), 1), max(_BLOCK // max(len(weights), 1), _FEWEST_ROWS))
+    wide = _BLOCK // most
+    squares, found = np.empty((most, min(wide, len(weights)))), np.zeros(len(table))
+    nearest_out[:] = np.inf
     for i in range(0, len(table), most):
-        square, low = squares[: len(table) - i], nearest_out[i : i + most]
-        _multiply_blocks(table[i : i + most], points, square)
-        square.min(axis=1, out=low)
-        if low.min() < 0.0:
-            np.maximum(square, 0.0, out=square)
-        np.negative(np.sqrt(square, out=square), out=square)
-        found[i : i + most] = np.exp(square, out=square) @ weights
+        rows, low = table[i : i + most], nearest_out[i : i + most]
+        for j in range(0, len(weights), wide):
+            square = squares[: len(rows), : len(weights) - j]
+            _multiply_blocks(rows, points[:, j : j + wide], square)
+            np.minimum(low, square.min(axis=1), out=low)
+            if low.min() < 0.0:
+                np.maximum(square, 0.0, out=square)
+            np.negative(np.sqrt(square, out=square), out=square)
+            found[i : i + most] += np.exp(square, out=square) @ weights[j : j + wide]
     return found
 
 
@@ -301,18 +306,12 @@ class LearnedFactor:
 
         ``nearest_out`` takes the squared distance to the nearest measured row (``GaussianProcess.predict_rows``).
         """
-
-        def predict_some(rows: slice) -> Array:
-            some = table[rows]
-            logs = np.zeros(len(some)) if self.forest is None else self.forest.sum_trees(some.round(_TREE_DIGITS))
-            if self.kriging is not None:
-                own = some if self._kriging_columns is None else some[:, self._kriging_columns]
-                nearest = None if nearest_out is None else nearest_out[rows]
-                smooth = self.kriging.predict_rows(own, nearest)
-                logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
-            return np.minimum(np.maximum(logs, self.low), self.high)
-
-        return np.concatenate(map_blocks(predict_some, len(table)))
+        logs = np.zeros(len(table)) if self.forest is None else self.forest.sum_trees(table.round(_TREE_DIGITS))
+        if self.kriging is not None:
+            own = table if self._kriging_columns is None else table[:, self._kriging_columns]
+            smooth = self.kriging.predict_rows(own, nearest_out)
+            logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
+        return np.minimum(np.maximum(logs, self.low), self.high)
 
     @cached_property
     def _kriging_columns(self) -> npt.NDArray[np.intp] | None:
@@ -338,34 +337,43 @@ def evaluate_factors(
             rows_of.setdefault(family, []).append(row)
     for family, of_family in rows_of.items():
         model, rows = models[family], np.array(of_family)
-        columns = {name: i for i, name in enumerate(model.features)}
         if len(rows) > _MANY_ROWS:  # of one kind after another, so that most columns are equal in a block of them
             kind = np.zeros(len(rows))
             for i, name in enumerate(kinds):
                 kind += (1.0 + i) * features[name].take(rows)
             rows = rows[np.argsort(kind, kind="stable")]
-        chosen = np.zeros((len(columns), len(rows)))
-        for name, i in columns.items():
-            if name in features:
-                features[name].take(rows, out=chosen[i])
-        for name in kinds:
-            if name not in columns and (above := _measured_kind(name, columns)):
-                chosen[columns[above]] += features[name].take(rows)
-        squares = np.full(len(rows), np.nan)
-        factor[rows] = np.exp(model.predict_logs(chosen.T, squares))
-        near[rows] = nearness_from_squares(squares)
+        place = {name: i for i, name in enumerate(model.features)}
+        columns = [(place[known], values) for name, values in features.items() if (known := _known_name(name, place))]
+        map_blocks(partial(_evaluate_rows, model, columns, rows, factor, near), len(rows))
     return factor, near
 
 
-def _measured_kind(name: str, known: Mapping[str, object]) -> str:
-    """Return the nearest known kind above a kind of kernel; empty where there is none.
+def _known_name(name: str, known: Mapping[str, object]) -> str:
+    """Return a feature's name where it is known, of a kind of kernel that of the nearest kind above it, else "".
 
-    >>> _measured_kind("is elementwise.cat.append", {"is elementwise.cat": None})
+    >>> _known_name("is elementwise.cat.append", {"is elementwise.cat": None})
     'is elementwise.cat'
     """
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name
+
+
+def _evaluate_rows(
+    model: LearnedFactor,
+    columns: Sequence[tuple[int, Array]],
+    rows: npt.NDArray[np.intp],
+    factor_out: Array,
+    near_out: Array,
+    block: slice,
+) -> None:
+    """Set factor and nearness of a block of the rows; ``columns`` are places in the model's table and features."""
+    some = rows[block]
+    table, squares = np.zeros((len(model.features), len(some))), np.full(len(some), np.nan)
+    for place, values in columns:
+        table[place] += values.take(some)
+    factor_out[some] = np.exp(model.predict_logs(table.T, squares))
+    near_out[some] = nearness_from_squares(squares)
 
 
 @dataclass(frozen=True)
