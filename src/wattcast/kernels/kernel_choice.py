@@ -178,45 +178,41 @@ def candidate_terms(
 ) -> Array:
     """Return what each candidate would do with each product, ``(term, row, candidate)``; sizes are ``(row,)``.
 
-    The first term is the log of a rough cost over the least of all candidates: cycles of compute or loads, whichever
-    is more. Others are padding, waves and how full they are, shapes alike, and what a split of K would be worth.
+    The first term is the log of a rough cost: cycles of compute or loads, whichever is more. Others are padding,
+    waves and how full they are, shapes alike, and what a split of K would be worth. Terms may be off by what all
+    candidates of a product share, which changes no choice.
     """
-    area = tile_n * tile_m
+    area, both = tile_n * tile_m, tile_n + tile_m
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / STANDARD_SIDE**2))
     held = _tiles_per_sm(kind == "hopper", area)
     step_cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
     b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
     across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
-    log_across, log_down = np.log(across), np.log(down)
-    tiles, log_tiles = b * across * down, np.log(b) + log_across + log_down
-    parts = np.where(split, np.maximum(np.floor(sms * held / tiles), 2.0), 1.0)
+    tiles = b * across * down
+    parts = np.maximum(np.floor(split * sms * held / tiles), 1.0 + split)
     full = tiles * parts / (sms * held)
     waves = np.ceil(full)
-    compute = waves * held * np.ceil(k / parts / STEP_K) * step_cycles
-    loads = tiles * (tile_n + tile_m) * k / _LOADS
-    cost = np.log(np.maximum(compute, loads) + np.where(split, _SPLIT_CYCLES, 0.0))
-    log_compute, log_full = np.log(compute), np.log(full)
-    log_loads = log_tiles + np.log(tile_n + tile_m)  # but for what all candidates share
-    log_m, log_n, log_tile_m, log_tile_n = np.log(m), np.log(n), np.log(tile_m), np.log(tile_n)
+    compute = waves * np.ceil(k / STEP_K / parts) * (held * step_cycles)
+    loads = tiles * (both / _LOADS) * k
+    log_full, log_tiles, longest = np.log(full), np.log(tiles), np.log(_LONGEST)
+    sides = np.minimum(np.log(n), longest) - np.minimum(np.log(m), longest)
     found = np.empty((17, *tiles.shape))
-    np.subtract(cost, cost.min(axis=1, keepdims=True), out=found[0])
-    np.add(log_across, log_tile_n - log_n, out=found[1])
-    np.add(log_down, log_tile_m - log_m, out=found[2])
+    np.log(np.maximum(compute, loads) + split * _SPLIT_CYCLES, out=found[0])
+    np.log(across * tile_n, out=found[1])
+    np.log(down * tile_m, out=found[2])
     np.subtract(np.log(waves), log_full, out=found[3])
-    np.maximum(-log_full, 0.0, out=found[4])
-    np.maximum(log_full, 0.0, out=found[5])
-    np.subtract(log_compute, log_compute.min(axis=1, keepdims=True), out=found[6])
-    np.subtract(log_loads, log_loads.min(axis=1, keepdims=True), out=found[7])
-    longest = np.log(_LONGEST)
-    sides = np.minimum(log_n, longest) - np.minimum(log_m, longest) + (log_tile_m - log_tile_n)
-    np.abs(sides, out=found[8])
+    np.maximum(log_full, np.zeros(len(area)), out=found[5])
+    np.subtract(found[5], log_full, out=found[4])
+    np.log(compute, out=found[6])
+    np.add(log_tiles, np.log(both), out=found[7])
+    np.abs(sides + np.log(tile_m / tile_n), out=found[8])
     found[9] = across * tile_n == n
     found[10] = down * tile_m == m
     found[11] = waves <= 1
     found[12] = waves <= 2
     found[13] = np.maximum(m, 8.0) <= tile_m
-    found[14] = split * np.log(k)
-    found[15] = split * log_tiles
+    np.multiply(split, np.log(k), out=found[14])
+    np.multiply(split, log_tiles, out=found[15])
     found[16] = split & (tiles <= sms / 2.0)
     return found
 
