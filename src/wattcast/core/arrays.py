@@ -16,7 +16,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
 Array: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Sweepable: TypeAlias = float | Array  # a float, or (*sweep, 1)
+_Value = TypeVar("_Value", bound=Hashable)
 
 
 def as_sweep(values: npt.ArrayLike) -> Sweepable:
@@ -43,6 +44,17 @@ def sweep_values(value: Sweepable) -> Array:
     """Return ``(*sweep,)`` from ``(*sweep, 1)``; a float becomes an array of shape ()."""
     array = np.asarray(value, dtype=np.float64)
     return array[..., 0] if array.ndim else array
+
+
+def index_distinct(values: Iterable[_Value]) -> tuple[list[_Value], npt.NDArray[np.intp]]:
+    """Return the distinct values, in order of first use, and the place of each value among them.
+
+    >>> index_distinct("abca")[0], index_distinct("abca")[1].tolist()
+    (['a', 'b', 'c'], [0, 1, 2, 0])
+    """
+    place: dict[_Value, int] = {}
+    at = np.array([place.setdefault(value, len(place)) for value in values], np.intp)
+    return list(place), at
 
 
 _MANY_ROWS = 8192  # from which threads gain more than starting them takes

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, map_blocks
+from wattcast.core.arrays import Array, index_distinct, map_blocks
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, fields
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
@@ -442,17 +442,14 @@ def blend_families(
     """
     if picks.share.shape[1] == 1:
         return [name_of(form, KERNEL_KINDS[k]) for form, k in zip(forms, picks.kind[:, 0].tolist(), strict=True)], {}
-    place_of = {form: i for i, form in enumerate(dict.fromkeys(forms))}
-    given = [name_of(form, kind) for form in place_of for kind in KERNEL_KINDS]
-    place = {name: i for i, name in enumerate(dict.fromkeys(given))}
-    by_kind = np.array([place[name] for name in given]).reshape(len(place_of), len(KERNEL_KINDS))
-    family = by_kind[np.array([place_of[form] for form in forms])[:, np.newaxis], picks.kind]  # (row, pick)
+    distinct, form = index_distinct(forms)
+    names, by_kind = index_distinct(name_of(form, kind) for form in distinct for kind in KERNEL_KINDS)
+    family = by_kind[len(KERNEL_KINDS) * form[:, np.newaxis] + picks.kind]  # (row, pick)
     at = family * len(forms) + np.arange(len(forms))[:, np.newaxis]
-    shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(place) * len(forms)).astype(np.float64)
+    shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(names) * len(forms)).astype(np.float64)
     shares = np.minimum(shares, 1.0)  # rounding must not take a certain family past a threshold of the learned trees
-    names = list(place)
     columns = {
-        f"is {name}": share for name, share in zip(names, shares.reshape(len(place), -1), strict=True) if share.any()
+        f"is {name}": share for name, share in zip(names, shares.reshape(len(names), -1), strict=True) if share.any()
     }
     return [names[i] for i in family[:, 0].tolist()], columns
 

@@ -6,16 +6,16 @@ is known; ``predictor/timeline.py`` turns it into cycles and seconds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.arrays import Array, Sweepable, index_distinct
 from wattcast.core.records import dataclass, field
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
 from wattcast.workload.operator_base import Operator
@@ -216,6 +216,7 @@ class Kernels:
     segments: tuple[IssueSegment, ...]
     conditions: tuple[RunCondition, ...] = ()
     notes: tuple[str, ...] = ()  # what had to be assumed of each row; empty: nothing
+    forms: Sequence[list[int]] = ()  # rows that differ in sizes alone (``group_forms``); empty: not grouped yet
 
     @cached_property
     def key(self) -> Hashable:
@@ -317,9 +318,9 @@ def family_likelihood(kernel_family: Sequence[str], told: Columns) -> Columns:
 
     ``told`` are those of rows whose kernel the choice is not sure of; other rows are of one family for certain.
     """
-    place = {name: i for i, name in enumerate(dict.fromkeys(kernel_family))}
-    alike = np.equal(np.arange(len(place))[:, np.newaxis], [place[name] for name in kernel_family]).astype(np.float64)
-    columns = {f"is {name}": values for name, values in zip(place, alike, strict=True)}
+    names, place = index_distinct(kernel_family)
+    alike = np.equal(np.arange(len(names))[:, np.newaxis], place).astype(np.float64)
+    columns = {f"is {name}": values for name, values in zip(names, alike, strict=True)}
     if told:
         shared = np.add.reduce(list(told.values())) > 0
         alike *= ~shared
@@ -356,6 +357,41 @@ def as_columns(rows: Sequence[Sequence[float]]) -> Array:
     """Return the numbers of each row as columns, ``(column, row)``."""
     flat = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * len(rows[0]))
     return flat.reshape(len(rows), -1).T.copy()
+
+
+def group_forms(ops: Sequence[Operator]) -> list[list[int]]:
+    """Return the rows of each form of operator: those of one form differ in sizes alone."""
+    rows_of: dict[Hashable, list[int]] = {}
+    for i, op in enumerate(ops):
+        rows_of.setdefault((op.kind, op.__class__.read_words(op)) if op.stacks else i, []).append(i)
+    return list(rows_of.values())
+
+
+def count_columns(
+    ops: Sequence[Any], count: Callable[[Any], Sequence[Any]], forms: Sequence[list[int]] = ()
+) -> Array:
+    """Return the numbers that ``count`` gives for each operator as columns, ``(column, operator)``.
+
+    Many operators of one form are counted as one, whose sizes are arrays.
+    """
+    if len(ops) < _MANY_OPS:
+        return as_columns([count(op) for op in ops])
+    forms = forms or group_forms(ops)
+    few = [i for rows in forms if len(rows) < _MANY_OPS for i in rows]
+    parts: list[tuple[list[int], Any]] = [(few, as_columns([count(ops[i]) for i in few]))] if few else []
+    for rows in forms:
+        if len(rows) >= _MANY_OPS:
+            one = ops[rows[0]]
+            sizes = {name: np.array([ops[i].__dict__[name] for i in rows], np.float64) for name in one.size_names}
+            parts.append((rows, count(one.with_sizes(sizes))))
+    table = np.empty((len(parts[0][1]), len(ops)))
+    for rows, columns in parts:
+        for column, values in zip(table, columns, strict=True):
+            column[rows] = values
+    return table
+
+
+_MANY_OPS = 64  # that are faster in arrays than one by one
 
 
 def wave_fill(units: Array, slots: Array | float) -> Array:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Sweepable, sweep_values
+from wattcast.core.arrays import Array, Sweepable, index_distinct, sweep_values
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
@@ -23,8 +23,9 @@ from wattcast.kernels.kernel_table import (
     ReferenceChip,
     RowIndex,
     RunCondition,
-    as_columns,
+    count_columns,
     family_likelihood,
+    group_forms,
     merge_families,
     resident_share,
 )
@@ -91,14 +92,18 @@ def build_kernels(
     segments: tuple[IssueSegment, ...],
 ) -> Kernels:
     """Return the kernels of distinct operators, each run under its condition."""
-    mappings = kernel_mappings(ops)
-    events, rates, notes = _choose_pipes(ops, mappings, gpu)
-    link_byte = np.zeros(len(ops))
-    for i, mapping in enumerate(mappings):
+    forms = group_forms(ops)
+    examples = [ops[rows[0]] for rows in forms]
+    mappings, form_of, link_byte = kernel_mappings(examples), np.empty(len(ops), np.intp), np.zeros(len(ops))
+    for form, (rows, mapping) in enumerate(zip(forms, mappings, strict=True)):
+        form_of[rows] = form
         if mapping.link_traffic is not None:
-            link_byte[i] = mapping.link_traffic(ops[i])
+            link_byte[rows] = [mapping.link_traffic(ops[i]) for i in rows]
+    event_names, rates, form_notes = _choose_pipes(examples, mappings, gpu)
+    words = zip(event_names, form_notes, (op.family for op in examples), strict=True)
+    events, notes, family = (tuple(map(of.__getitem__, form_of.tolist())) for of in zip(*words, strict=True))
     conditions = tuple(conditions)
-    flop, sfu_op, read, written = as_columns(list(map(_operator_work, ops)))
+    flop, sfu_op, read, written = count_columns(ops, _operator_work, forms)
     check_size(ops[int(np.argmax(read + written))])
     key = (ops, conditions, events) if len(ops) <= _MOST_OPS else None  # a million operators take seconds to hash
     work = None if key is None else reference.kept.get(key)  # of a workload met before: no sweep changes it
@@ -110,9 +115,9 @@ def build_kernels(
             reference.kept[key] = work
     return Kernels(
         ops=ops,
-        family=tuple([op.family for op in ops]),
+        family=family,
         pipe_event=events,
-        pipe_per_cycle=rates,
+        pipe_per_cycle=rates.take(form_of, axis=-1),
         flop=flop,
         sfu_op=sfu_op,
         work=work,
@@ -120,10 +125,11 @@ def build_kernels(
         segments=segments,
         conditions=conditions,
         notes=notes,
+        forms=forms,
     )
 
 
-_operator_work: Callable[[Operator], tuple[float, ...]] = attrgetter("flop", "sfu_op", "read_byte", "write_byte")
+_operator_work: Callable[[Operator], tuple[Any, ...]] = attrgetter("flop", "sfu_op", "read_byte", "write_byte")
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
@@ -222,17 +228,16 @@ _Pipe = tuple[str, Sweepable, str]
 
 def _choose_pipes(
     ops: Sequence[Operator], mappings: Sequence[KernelMapping], gpu: Gpu
-) -> tuple[tuple[str, ...], Sweepable, tuple[str, ...]]:
+) -> tuple[list[str], Array, list[str]]:
     """Return the event that counts each operator's arithmetic, the rate of its pipe, and what had to be assumed."""
-    place: dict[tuple[bool, Dtype], int] = {}
-    at = [place.setdefault((m.tensor_cores, op.math_dtype), len(place)) for op, m in zip(ops, mappings, strict=True)]
-    events, rates, notes = zip(*(_choose_pipe(*key, gpu) for key in place), strict=True)
+    asked, at = index_distinct((m.tensor_cores, op.math_dtype) for op, m in zip(ops, mappings, strict=True))
+    events, rates, notes = zip(*(_choose_pipe(*pipe, gpu) for pipe in asked), strict=True)
     if all(isinstance(rate, float) for rate in rates):
         table = np.array(rates)
     else:
         columns = np.broadcast_arrays(*rates)
         table = np.stack([c[..., 0] if c.ndim else c for c in columns], axis=-1)
-    return tuple([events[i] for i in at]), table.take(at, axis=-1), tuple([notes[i] for i in at])
+    return [events[i] for i in at], table.take(at, axis=-1), [notes[i] for i in at]
 
 
 def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> _Pipe:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable, map_blocks
+from wattcast.core.arrays import Array, Sweepable, index_distinct, map_blocks
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.tree_ensemble import TreeEnsemble
@@ -331,19 +331,18 @@ def evaluate_factors(
     """
     factor, near = np.ones(len(families)), np.full(len(families), np.nan)
     kinds = [name for name in features if name.startswith("is ")]
-    rows_of: dict[str, list[int]] = {}
-    for row, family in enumerate(families):
-        if family in models:
-            rows_of.setdefault(family, []).append(row)
-    for family, of_family in rows_of.items():
-        model, rows = models[family], np.array(of_family)
+    names, family = index_distinct(families)
+    for which, name in enumerate(names):
+        if name not in models:
+            continue
+        model, rows = models[name], np.flatnonzero(family == which)
         if len(rows) > _MANY_ROWS:  # of one kind after another, so that most columns are equal in a block of them
             kind = np.zeros(len(rows))
-            for i, name in enumerate(kinds):
-                kind += (1.0 + i) * features[name].take(rows)
+            for i, each in enumerate(kinds):
+                kind += (1.0 + i) * features[each].take(rows)
             rows = rows[np.argsort(kind, kind="stable")]
-        place = {name: i for i, name in enumerate(model.features)}
-        columns = [(place[known], values) for name, values in features.items() if (known := _known_name(name, place))]
+        place = {each: i for i, each in enumerate(model.features)}
+        columns = [(place[known], values) for each, values in features.items() if (known := _known_name(each, place))]
         map_blocks(partial(_evaluate_rows, model, columns, rows, factor, near), len(rows))
     return factor, near
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattcast.core.arrays import Array, as_sweep
+from wattcast.core.arrays import Array, as_sweep, index_distinct
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
@@ -156,8 +156,9 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
     timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
-    mixed = zip(kernels.work.kernel_family, (kernels.work.units % 1.0 > 0.0).tolist(), strict=True)
-    capped = (i for i, (family, blended) in enumerate(mixed) if blended or family.startswith("gemm.vector"))
+    families, place = index_distinct(kernels.work.kernel_family)
+    vector = np.array([family.startswith("gemm.vector") for family in families]).take(place)
+    capped = np.flatnonzero(vector | (kernels.work.units % 1.0 > 0.0)).tolist()
     unnamed = (i for i in capped if not kernels.conditions[i].kernels)
     tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
     if not tokens or bundle.learned is None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.arrays import Array, Mask, index_distinct, sweep_values
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
+from wattcast.kernels.kernel_table import group_forms, root_family
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange, ResidualEnds
 from wattcast.predictor.bundle.support_widening import (
@@ -208,13 +209,9 @@ def kernel_log_ends(
     very engine that was measured (``is_step``) only kernels outside what was measured have any.
     """
     work = timeline.kernels.work
-    names = [
-        find_ends_name(group, learner, family, bundle)
-        for group, learner, family in zip(work.kernel_family, work.root_family, timeline.kernels.family, strict=True)
-    ]
-    place = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    known = np.log([(*bundle.residuals[name].latency, *bundle.residuals[name].power) for name in place])
-    ends = known.take([place[name] for name in names], axis=0)
+    kinds, place = index_distinct(zip(work.kernel_family, timeline.kernels.family, strict=True))
+    found = [bundle.residuals[find_ends_name(group, root_family(group), family, bundle)] for group, family in kinds]
+    ends = np.log([(*residual.latency, *residual.power) for residual in found]).take(place, axis=0)
     if not bundle.seen:
         return ends
     scale = bundle.widening.scale(timeline.near)
@@ -332,25 +329,26 @@ def _half_widths(name: str, amount: Array) -> Array:
 def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Kernels and number formats that were not measured; they widen the ends of each kernel, not of the whole."""
     spent_s = (basis.detail.kernel_s * basis.timeline.calls).reshape(-1, len(basis.reasons)).sum(axis=0)
-    longest = np.argsort(-spent_s, kind="stable")
+    found = [(i, reason) for i, reason in enumerate(basis.reasons) if reason is not None]
     for dimension, of_format in (("kernels", False), ("number format", True)):
-        known = [
-            r if r is not None and (r.reason is OutsideReason.DTYPE) == of_format else None for r in basis.reasons
-        ]
-        named = list(dict.fromkeys(r.description for i in longest if (r := known[i]) is not None))
-        if not named:
+        known = [(i, r) for i, r in found if (r.reason is OutsideReason.DTYPE) == of_format]
+        if not known:
             continue
-        beyond = _larger_share(basis, np.array([r is not None for r in known], dtype=float))
-        far = _larger_share(basis, np.array([r is not None and r.far for r in known], dtype=float))
+        named = dict.fromkeys(r.description for _, r in sorted(known, key=lambda item: -spent_s[item[0]]))
+        outside, far_outside = np.zeros((2, len(spent_s)))
+        outside[[i for i, _ in known]] = 1.0
+        far_outside[[i for i, r in known if r.far]] = 1.0
+        beyond, far = _larger_share(basis, outside), _larger_share(basis, far_outside)
         more = f" (and {len(named) - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)"
-        yield SupportDistance(dimension, beyond, far, named[0] + (more if len(named) > 1 else ""), _NOTHING)
+        yield SupportDistance(dimension, beyond, far, next(iter(named)) + (more if len(named) > 1 else ""), _NOTHING)
 
 
 def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Clocks at which kernels of a family never ran, in octaves beyond those at which they did."""
     seen, learners = basis.bundle.seen, basis.timeline.kernels.work.root_family
-    ranges = [s.clock_hz if (s := seen.get(name)) and s.clock_hz else _ANY_CLOCK_HZ for name in learners]
-    low, high = np.array(ranges).T
+    names, place = index_distinct(learners)
+    ranges = [s.clock_hz if (s := seen.get(name)) and s.clock_hz else _ANY_CLOCK_HZ for name in names]
+    low, high = np.array(ranges).take(place, axis=0).T
     clock_hz = np.asarray(basis.at.clock_hz, dtype=np.float64)  # (*sweep, 1)
     octaves = np.maximum(np.maximum(np.log2(low / clock_hz), np.log2(clock_hz / high)), 0.0)
     octaves = np.where(octaves > _CLOCK_MARGIN, octaves, 0.0)
@@ -490,35 +488,42 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel
     reasons: list[UnmeasuredKernel | None] = [None] * len(kernels.ops)
     to_size: dict[str, list[int]] = {}
     unheld = {family for family, residual in bundle.residuals.items() if residual.rows == 0}
-    for i, (op, family, group, learner) in enumerate(
-        zip(kernels.ops, kernels.family, kernels.work.kernel_family, kernels.work.root_family, strict=True)
-    ):
-        seen = bundle.seen.get(learner)
-        if family in unheld:
-            if family != "collective":  # its ends are those of public timings
-                reasons[i] = UnmeasuredKernel(OutsideReason.KIND, f"no held-out rows for {family}")
+    alike: dict[tuple[int, str], list[int]] = {}  # of one form and kind of kernel
+    for form, rows in enumerate(kernels.forms or group_forms(kernels.ops)):
+        for i in rows:
+            alike.setdefault((form, kernels.work.kernel_family[i]), []).append(i)
+    for (_, group), rows in alike.items():
+        op, learner = kernels.ops[rows[0]], root_family(group)
+        seen, why = bundle.seen.get(learner), OutsideReason.KIND
+        if op.family in unheld:
+            if op.family == "collective":  # its ends are those of public timings
+                continue
+            said = f"no held-out rows for {op.family}"
         elif seen is None:
             continue
         elif op.dtype not in seen.dtypes:
-            said = f"{op}: {family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
-            reasons[i] = UnmeasuredKernel(OutsideReason.DTYPE, said)
+            why = OutsideReason.DTYPE
+            said = f"{op.family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
         elif group not in seen.every_group:
-            reasons[i] = UnmeasuredKernel(OutsideReason.KIND, f"{op}: no kernel of the kind {group} was measured")
-        elif seen.forms is not None and (form := op.form) not in seen.every_form:
-            alike = seen.forms.get(group, ())
-            few = ", ".join(alike[:3]) or "others"
-            few += f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+            said = f"no kernel of the kind {group} was measured"
+        elif seen.forms is not None and op.form not in seen.every_form:
+            ran = seen.forms.get(group, ())
+            few = ", ".join(ran[:3]) or "others"
+            few += f" and {len(ran) - 3} more" if len(ran) > 3 else ""
             # Where many forms ran as one kernel, as plain functions of an element do, another is much like them.
             # Where few did, as in reductions, different code may share the name of a kernel.
-            reason = OutsideReason.FORM if len(alike) >= MANY_FORMS else OutsideReason.KIND
-            said = f"{op}: {form} was never measured, only {few} that run as {group}"
-            reasons[i] = UnmeasuredKernel(reason, said, reason is OutsideReason.KIND)
+            why = OutsideReason.FORM if len(ran) >= MANY_FORMS else OutsideReason.KIND
+            said = f"{op.form} was never measured, only {few} that run as {group}"
         else:
-            to_size.setdefault(learner, []).append(i)
+            to_size.setdefault(learner, []).extend(rows)
+            continue
+        for i in rows:
+            where = "" if op.family in unheld else f"{kernels.ops[i]}: "
+            reasons[i] = UnmeasuredKernel(why, where + said, why is not OutsideReason.FORM)
     for learner, rows in to_size.items():
-        for row, (octaves, why) in _sizes_outside(timeline, bundle.seen[learner], rows).items():
+        for row, (octaves, said) in _sizes_outside(timeline, bundle.seen[learner], rows).items():
             far = octaves > learned_distances().conditions["size"].near
-            reasons[row] = UnmeasuredKernel(OutsideReason.SIZE, f"{kernels.ops[row]}: {why}", far)
+            reasons[row] = UnmeasuredKernel(OutsideReason.SIZE, f"{kernels.ops[row]}: {said}", far)
     return reasons
 
 
@@ -533,11 +538,13 @@ def _sizes_outside(timeline: Timeline, seen: MeasuredRange, rows: list[int]) -> 
         low, high = low[kept], high[kept]
     values = np.array([features[known[i]] for i in kept]).take(rows, axis=1)
     octaves = np.maximum(low - values, values - high)
+    at = np.flatnonzero(octaves.max(axis=0) > _MARGIN)
+    furthest = octaves[:, at].argmax(axis=0)
     found = {}
-    for at in np.flatnonzero((octaves > _MARGIN).any(axis=0)):
-        furthest = int(np.argmax(octaves[:, at]))
-        name, value = known[kept[furthest]], float(values[furthest, at])
+    columns = (at, furthest, octaves[furthest, at], values[furthest, at])
+    for place, size, beyond, value in zip(*(column.tolist() for column in columns), strict=True):
+        name = known[kept[size]]
         least, most = seen.sizes[name]
         said = f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
-        found[rows[at]] = float(octaves[furthest, at]), said
+        found[rows[place]] = beyond, said
     return found

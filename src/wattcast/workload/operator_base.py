@@ -7,8 +7,9 @@ the registry. Nothing here depends on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from wattcast.core.errors import bad_value, unknown_name
@@ -45,6 +46,10 @@ class Operator:
     allowed: ClassVar[Mapping[str, Collection[str]]] = {}  # words that a field may hold
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})  # whole numbers that ``str()`` leaves out
 
+    stacks: ClassVar[bool] = False  # sizes change neither form nor kernels, and ``work`` takes arrays of them
+    size_names: ClassVar[tuple[str, ...]] = ()  # whole numbers that decide the cost of a call
+    read_words: ClassVar[Callable[[Operator], Hashable]]  # returns all else that does
+
     _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()  # fields and the least value of each
 
     dtype: Dtype = field(default=Dtype.BF16, kw_only=True)
@@ -66,6 +71,12 @@ class Operator:
         """Return the same operator under another label, without checking its fields again."""
         other = object.__new__(self.__class__)
         other.__dict__.update(self.__dict__, label=label)
+        return other
+
+    def with_sizes(self: _OperatorType, sizes: Mapping[str, object]) -> _OperatorType:
+        """Return an operator alike but for its sizes, which may be arrays; nothing checks them."""
+        other = object.__new__(self.__class__)
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "work"}, **sizes)
         return other
 
     @property
@@ -152,6 +163,9 @@ def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorTy
         assert kind not in _REGISTRY, f"two operators are called {kind}"
         cls = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
         cls.kind, cls.family = kind, family or kind
+        sizes = {f.name: f.type == "int" for f in fields(cls) if f.compare}
+        cls.size_names = tuple(name for name, whole in sizes.items() if whole)
+        cls.read_words = staticmethod(attrgetter(*(name for name, whole in sizes.items() if not whole)))
         cls._whole_numbers = tuple((f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int")
         _REGISTRY[kind] = cls
         return cls

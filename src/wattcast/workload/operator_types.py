@@ -37,6 +37,7 @@ class Linear(Operator):
     """
 
     is_product: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     m: int
     n: int
     k: int
@@ -51,8 +52,8 @@ class Linear(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        m, n, k = float(self.m), self.n, self.k
-        weight = (self.weight_dtype or self.dtype).byte * float(n) * k
+        m, n, k = 1.0 * self.m, 1.0 * self.n, self.k
+        weight = (self.weight_dtype or self.dtype).byte * n * k
         read = self.dtype.byte * (m * k + n * self.bias) + weight
         return OperatorWork(2.0 * m * n * k, read, (self.out_dtype or self.dtype).byte * m * n)
 
@@ -62,6 +63,7 @@ class Bmm(Operator):
     """``b`` independent products ``[m, k] @ [k, n]``; a narrower right factor has its own ``weight_dtype``."""
 
     is_product: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     b: int
     m: int
     n: int
@@ -75,8 +77,8 @@ class Bmm(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        b, m, n, k = float(self.b), self.m, self.n, self.k
-        right = (self.weight_dtype or self.dtype).byte * float(n)
+        b, m, n, k = 1.0 * self.b, self.m, self.n, self.k
+        right = (self.weight_dtype or self.dtype).byte * n
         read = b * (self.dtype.byte * m + right) * k
         return OperatorWork(2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n)
 
@@ -165,6 +167,7 @@ class Attention(Operator):
     """
 
     is_product: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
     batch: int
     heads: int
     kv_heads: int
@@ -189,7 +192,7 @@ class Attention(Operator):
 
     @property
     def _scores(self) -> float:
-        return float(self.batch) * self.heads * self.q_len * self.kv_len
+        return 1.0 * self.batch * self.heads * self.q_len * self.kv_len
 
     @property
     def flop_dense(self) -> float:
@@ -203,16 +206,15 @@ class Attention(Operator):
         """Share of the scores a causal mask keeps, aligned to the last key."""
         if not self.causal:
             return 1.0
-        q, kv = float(self.q_len), float(self.kv_len)
-        if q <= kv:
-            return 1.0 - (q - 1.0) / (2.0 * kv)
-        return (kv + 1.0) / (2.0 * q)
+        q, kv = 1.0 * self.q_len, 1.0 * self.kv_len
+        rows = 0.5 * (q + kv - abs(q - kv))  # that see any key: the lesser of both, of arrays as well
+        return rows * (2.0 * kv + 1.0 - rows) / (2.0 * q * kv)
 
     @cached_property
     def work(self) -> OperatorWork:
         qk, v = self.head_dim, self.v_head_dim or self.head_dim
-        queries = float(self.batch) * self.heads * self.q_len
-        keys = float(self.batch) * self.kv_heads * self.kv_len
+        queries = 1.0 * self.batch * self.heads * self.q_len
+        keys = 1.0 * self.batch * self.kv_heads * self.kv_len
         qkv, out = self.dtype.byte * (queries * qk + keys * (qk + v)), self.dtype.byte * queries * v
         read, write = (qkv + 2.0 * out, qkv) if self.backward else (qkv, out)
         return OperatorWork(self.flop_dense * self.kept, read, write, self._scores * self.kept)
@@ -227,6 +229,7 @@ class RowReduction(Operator):
 
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write"})
     form_words: ClassVar[Mapping[str, str]] = {"backward": " backward"}
+    stacks: ClassVar[bool] = True
     flop_per_element: ClassVar[float] = 0.0
     sfu_per_element: ClassVar[float] = 0.0
     rows: int
@@ -239,15 +242,15 @@ class RowReduction(Operator):
     @property
     def elements(self) -> float:
         """Elements read once by the forward pass."""
-        return float(self.rows) * self.dim
+        return 1.0 * self.rows * self.dim
 
     @cached_property
     def work(self) -> OperatorWork:
         passes = self.elements * (2.0 if self.backward else 1.0)
-        read = self.dtype.byte * passes if self.read is None else float(self.read)
+        read = self.dtype.byte * passes if self.read is None else 1.0 * self.read
         wide = (self.out_dtype or self.dtype).byte * self.elements
         exponentials = 0.0 if self.backward else self.sfu_per_element * self.elements
-        write = wide if self.write is None else float(self.write)
+        write = wide if self.write is None else 1.0 * self.write
         return OperatorWork(self.flop_per_element * passes, read, write, exponentials)
 
 
@@ -296,6 +299,7 @@ class Elementwise(Operator):
 
     json_names: ClassVar[Mapping[str, str]] = {"function": "op"}
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write", "rows", "run"})
+    stacks: ClassVar[bool] = True
     function: str
     n: int
     out_dtype: Dtype | None = None
@@ -324,7 +328,7 @@ class Elementwise(Operator):
         function, n = find_function(self.function), self.n
         read = function.inputs * n * self.dtype.byte if self.read is None else self.read
         write = n * (self.out_dtype or self.dtype).byte if self.write is None else self.write
-        return OperatorWork(function.flop * n, float(read), float(write), function.sfu_op * n)
+        return OperatorWork(function.flop * n, 1.0 * read, 1.0 * write, function.sfu_op * n)
 
 
 @register_operator("collective")

@@ -24,7 +24,7 @@ from wattcast.kernels.kernel_table import (
     ConditionColumns,
     FamilyColumns,
     ReferenceChip,
-    as_columns,
+    count_columns,
     resident_share,
     wave_fill,
 )
@@ -82,8 +82,8 @@ def attention_work(
     ops: Sequence[Attention], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of fused attention."""
-    batch, heads, kv_heads, q, kv, dim, causal, backward, dropout, width = as_columns(list(map(_read_sizes, ops)))
-    flop, read, write, kept = as_columns([(op.flop, op.read_byte, op.write_byte, op.kept) for op in ops])
+    columns = count_columns(ops, _read_columns)
+    batch, heads, kv_heads, q, kv, dim, causal, backward, dropout, width, flop, read, write, kept = columns
     decode, sm_count = q <= _DECODE_QUERIES, reference.sm_count
     flash = told.flash | (dim % 8 != 0)  # FlashAttention takes any head once it is padded
     cold = told.cold | (decode & ~told.warm)
@@ -149,8 +149,9 @@ def attention_work(
     return FamilyColumns([_kernel_family(*kind) for kind in kinds], work, plain, logs, {})
 
 
-_read_sizes: Callable[[Attention], tuple[float, ...]] = attrgetter(
-    "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal", "backward", "dropout", "dtype.byte"
+_read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
+    *("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal", "backward", "dropout", "dtype.byte"),
+    *("flop", "read_byte", "write_byte", "kept"),
 )
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
@@ -258,7 +258,8 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     ``rows`` and ``run`` are as conditions say, else as bytes say (an index or a result each), else as the operator
     says, else as usual.
     """
-    form = _FormColumns(*as_columns([_describe_form(_form(op)) for op in ops]))
+    forms, place = index_distinct(map(_form, ops))
+    form = _FormColumns(*as_columns([_describe_form(form) for form in forms]).take(place, axis=1))
     turned, spread = form.layout == _LAYOUT[Layout.TRANSPOSED], form.layout == _LAYOUT[Layout.BROADCAST]
     width, out_width, is_open = form.width, form.out_width, form.open > 0
     # not a number: not given

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from wattcast.kernels.kernel_table import (
     FamilyColumns,
     LibraryStyle,
     ReferenceChip,
-    as_columns,
+    count_columns,
     resident_share,
     wave_fill,
 )
@@ -382,11 +382,11 @@ _TURNED = _Sizes._fields.index("turned")
 
 
 def _collect_sizes(ops: Sequence[Operator]) -> _Sizes:
-    return _Sizes(*as_columns([_fill_row(op) for op in ops]))
+    return _Sizes(*count_columns(ops, _fill_row))
 
 
-def _fill_row(op: Operator) -> tuple[float, ...]:
-    """Return the columns of one product; how it is aligned follows from whole numbers."""
+def _fill_row(op: Operator) -> tuple[Any, ...]:
+    """Return the columns of one product."""
     width = op.dtype.byte
     if isinstance(op, Conv2d):
         found = _fill_point_row(op)
@@ -398,12 +398,12 @@ def _fill_row(op: Operator) -> tuple[float, ...]:
         if isinstance(op, Bmm):
             found = op.b, *sizes, 0, 0, 0, 0, 0, 0
         else:  # the gradient of a weight is a product of activations: nothing of it comes from DRAM as weights do
-            found = 1, *sizes, 0, not op.turned, width * op.n if op.bias else 0, op.turned, op.turned, 0
+            found = 1, *sizes, 0, not op.turned, width * op.n * op.bias, op.turned, op.turned, 0
     n, k = found[2], found[3]
     row = found[1] if found[_TURNED] else k
     # rows of both operands; where operands lie with k outermost, k must be long enough too
-    aligned = row * width % FAST_BYTE == n * width % FAST_BYTE == 0 and k * width >= FAST_BYTE
-    return *found, (row | n) & 1, (row | n) & 3 > 0, aligned, pipe_code(op.dtype)
+    aligned = (row * width % FAST_BYTE + n * width % FAST_BYTE == 0) & (k * width >= FAST_BYTE)
+    return *found, (row % 2 + n % 2) > 0, (row % 4 + n % 4) > 0, aligned, pipe_code(op.dtype)
 
 
 def _fill_point_row(op: Conv2d) -> tuple[int, ...]:

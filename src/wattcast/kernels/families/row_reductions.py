@@ -8,6 +8,7 @@ come from times of these kernels on an H200.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from wattcast.kernels.kernel_table import (
     FamilyColumns,
     Flags,
     ReferenceChip,
-    as_columns,
+    count_columns,
     resident_share,
     steps_with_misses,
     streamed_share,
@@ -124,8 +125,9 @@ def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.in
     for i, op in enumerate(ops):
         log = isinstance(op, Softmax) and op.log
         places.setdefault((op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, log), []).append(i)
+    columns = count_columns(ops, attrgetter("rows", "dim", "read_byte", "write_byte"))
     for form, some in places.items():
-        rows, dim, read, write = as_columns([(op.rows, op.dim, *op.work[1:3]) for op in (ops[i] for i in some)])
+        rows, dim, read, write = columns[:, some]
         kind, dtype, out_dtype, backward, _ = form
         if kind == "softmax":
             fused = out_dtype is not dtype and dtype is Dtype.FP16
