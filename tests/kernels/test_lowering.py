@@ -8,9 +8,19 @@ import pytest
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import RunCondition, build_kernels, reference_chip
-from wattcast.kernels.kernel_table import log2_alignment, resident_share, wave_fill
-from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, LayerNorm, Layout, Linear, Softmax
+from wattcast.kernels.kernel_table import WORK_COLUMNS, log2_alignment, resident_share, wave_fill
+from wattcast.workload.operator_base import Operator, registered_operators
+from wattcast.workload.operator_types import (
+    Attention,
+    Bmm,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    Linear,
+    RmsNorm,
+    Softmax,
+)
 
 GPU = load_gpu("h200")
 REFERENCE = reference_chip(GPU)
@@ -235,3 +245,38 @@ def test_shapes_a_workload_says_are_those_a_measured_row_says() -> None:
     assert a.work.features["extent_rows"] == b.work.features["extent_rows"] == 12
     assert a.work.features["run"] == b.work.features["run"]
     assert a.work.units == b.work.units
+
+
+def test_many_operators_of_a_form_are_counted_as_one_by_one() -> None:
+    """Their sizes are arrays, in every class that says its arithmetic takes them."""
+    mixed = [
+        form
+        for i in range(70)
+        for form in (
+            Linear(1 + i, 64 + i, 128 + 3 * i, bias=True),
+            Linear(8 + 2 * i, 768, 2048, turned=True, out_dtype=Dtype.FP32),
+            Linear(1 + i, 4096, 1024 + 2 * i, weight_dtype=Dtype.INT8),
+            Bmm(1 + i, 128, 96 + 4 * i, 64),
+            Attention(1 + i % 3, 32, 8, 1 + i, 40 + i, 128),
+            Attention(1, 32, 8, 1 + 2 * i, 64 + i, 64, causal=True),
+            Attention(2, 16, 16, 64 + i, 64 + i, 64, causal=True, backward=True, dropout=True),
+            Softmax(1 + i, 64 + 128 * i),
+            LayerNorm(8 + i, 1024 + i, backward=True),
+            RmsNorm(8 + i, 1024 + i, out_dtype=Dtype.FP32),
+            Elementwise("gelu", 1000 + i),
+            Elementwise("add", 1 << (10 + i % 9), rows=1 + i),
+        )
+    ]
+    ops = tuple(dict.fromkeys(mixed))
+    assert {op.kind for op in ops} == {kind for kind, cls in registered_operators().items() if cls.stacks}
+    together = lowered(*ops)
+    for i in range(0, len(ops), 17):
+        alone = lowered(ops[i])
+        for name in ("flop", "sfu_op", "pipe_per_cycle"):
+            assert getattr(together, name)[i] == pytest.approx(getattr(alone, name)[0], rel=1e-12)
+        assert together.family[i] == alone.family[0]
+        assert together.work.kernel_family[i] == alone.work.kernel_family[0]
+        for name in WORK_COLUMNS:
+            assert getattr(together.work, name)[i] == pytest.approx(getattr(alone.work, name)[0], rel=1e-12)
+        for name, values in alone.work.features.items():
+            assert together.work.features[name][i] == pytest.approx(values[0], rel=1e-12, abs=1e-12)
