@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from wattcast.measure import energy_samples as layout
 from wattcast.measure import polling_process
 from wattcast.measure.energy_samples import EnergySamples, SampleRing
 from wattcast.measure.energy_sources import ReadError, SlowReadings
-from wattcast.measure.measured_run import summarise_window
+from wattcast.measure.measured_run import Measurement, summarise_window
 
 
 class ImaginedGpu:
@@ -69,13 +70,14 @@ def poll_until(
     tmp_path,
     relaxed: bool = True,
     quick_s: float = math.inf,
+    lead_s: tuple[float, float] = (math.inf, math.inf),
 ) -> EnergySamples:
-    """What the loop writes until ``end_s``, told to be quick from ``quick_s`` on; sleeping costs nothing."""
+    """What the loop writes until ``end_s``, told to be quick in ``lead_s`` and from ``quick_s`` on; sleep is free."""
     ring = SampleRing.create(tmp_path / "ring", 2**17)
 
     def sleep(seconds: float) -> None:
         gpu.now_s += seconds
-        ring.header[layout.QUICK] = int(gpu.now_s >= quick_s)
+        ring.header[layout.QUICK] = int(gpu.now_s >= quick_s or lead_s[0] <= gpu.now_s < lead_s[1])
         if gpu.now_s >= end_s:
             ring.header[layout.STOP] = 1
 
@@ -116,30 +118,70 @@ def test_a_reading_that_took_long_has_no_time_and_is_not_used(monkeypatch, tmp_p
     assert len(slow.known("energy_j")) > 10
 
 
-@pytest.mark.parametrize("fault", ["lost", "hanging", "failing"])
-def test_a_device_away_at_any_moment_gives_no_unflagged_error_over_a_percent(fault, monkeypatch, tmp_path) -> None:
-    """Steps seconds apart, around the beginning or end of a run, were joined by a line, and nothing said so."""
-    chance, plain = random.Random(fault), 0
-    for _ in range(34):
-        start_s, length_s = 1.1 + 0.1 * chance.random(), chance.choice([1.5, 3.0, 8.0])
-        end_s = start_s + length_s
-        begin_s = chance.uniform(0.0, end_s + 0.3)
-        back_s = math.inf if chance.random() < 0.3 else begin_s + 10.0 ** chance.uniform(-1.5, 1.0)
-        steps = [(0.0, 300.0)] + [(0.1 * i, chance.choice([100.0, 300.0, 700.0])) for i in range(15, 95, 7)]
-        steps = [(at_s, watts) for at_s, watts in steps if at_s < end_s - 0.3]  # not amid the counter's last step
+def test_a_poller_told_to_be_quick_reads_at_once(monkeypatch, tmp_path) -> None:
+    """The reading that was due came first, up to half a second later: a run's end lay in a gap of several steps."""
+    samples = poll_until(ImaginedGpu(lambda _: 3e-3), 62.0, monkeypatch, tmp_path, quick_s=61.23)
+    read_s = samples["time_s"][np.isfinite(samples["energy_j"])]
+    assert np.diff(read_s[(read_s > 50.0) & (read_s < 61.0)]).max() > 0.4, "relaxed before"
+    assert read_s[read_s > 61.23].min() < 61.25
 
-        def hang_s(now_s: float, begin_s: float = begin_s, back_s: float = back_s) -> float:
-            return min(back_s, 60.0) - now_s if begin_s <= now_s < back_s else 3e-3
 
-        moments = (math.inf, math.inf) if fault == "hanging" else (begin_s, back_s)
-        gpu = ImaginedGpu(
-            hang_s if fault == "hanging" else lambda _: 3e-3, moments[0], fault == "lost", moments[1], steps
-        )
-        samples = poll_until(gpu, end_s + 1.0, monkeypatch, tmp_path, quick_s=end_s)
-        found = summarise_window("run", samples, start_s, end_s)
-        (tmp_path / "ring").unlink()
+def draw_power(kind: str, chance: random.Random, start_s: float, end_s: float) -> list[tuple[float, float]]:
+    """Draw moments and the watts from then on: any jumps, load between idle ends, or a pulse at an end."""
+    if kind == "jumps":
+        moments_s = [0.0, *np.arange(chance.uniform(0.8, 1.5), end_s + 1.0, chance.choice([0.15, 0.7]))]
+        return [(float(at_s), chance.choice([100.0, 300.0, 700.0])) for at_s in moments_s]
+    if kind == "load":
+        begin_s, stop_s = start_s + chance.choice([0.0, 0.02, 0.2]), end_s - chance.choice([0.0, 0.02, 0.2])
+        return [(0.0, 100.0), (begin_s, chance.choice([250.0, 700.0])), (stop_s, 100.0)]
+    length_s = chance.uniform(0.01, 0.08)
+    at_s = chance.choice([start_s, start_s + 0.02, end_s - length_s])
+    return [(0.0, 150.0), (at_s, 700.0), (at_s + length_s, 150.0)]
+
+
+def measure_imagined(
+    kind: str, fault: str, length_s: float, chance: random.Random, monkeypatch, tmp_path
+) -> tuple[Measurement, float]:
+    """Measure a run as ``run_command`` does, just after a step of the counter; return it and what was drawn."""
+    start_s = 1.2 + chance.uniform(0.002, 0.01)
+    end_s = start_s + length_s * chance.uniform(0.9, 1.1)
+    begin_s = chance.uniform(0.0, end_s + 0.3)
+    back_s = math.inf if chance.random() < 0.3 else begin_s + 10.0 ** chance.uniform(-1.5, 1.0)
+    moments_s = (begin_s, back_s) if fault in ("lost", "failing") else (math.inf, math.inf)
+
+    def call_s(now_s: float) -> float:
+        return min(back_s, 60.0) - now_s if fault == "hanging" and begin_s <= now_s < back_s else 3e-3
+
+    steps = draw_power(kind, chance, start_s, end_s)
+    gpu = ImaginedGpu(call_s, moments_s[0], fault == "lost", moments_s[1], steps)
+    samples = poll_until(gpu, end_s + 0.35, monkeypatch, tmp_path, quick_s=end_s, lead_s=(1.1, start_s + 1e-3))
+    (tmp_path / "ring").unlink()
+    return summarise_window("run", samples, start_s, end_s), gpu.drawn_j(end_s) - gpu.drawn_j(start_s)
+
+
+@pytest.mark.parametrize("kind", ["jumps", "load", "pulse"])
+@pytest.mark.parametrize("fault", ["none", "lost", "hanging", "failing"])
+def test_no_energy_is_wrong_by_over_a_percent_without_a_flag(fault, kind, monkeypatch, tmp_path) -> None:
+    """Steps of the counter at a run's ends, or seconds without one, were joined by a line, and nothing said so.
+
+    83 of 600 runs without any fault were off by up to 4.4 %, because power jumps where a run begins and ends.
+    """
+    chance, plain = random.Random(f"{fault} {kind}"), 0
+    for _ in range(25):
+        length_s = chance.choice([0.8, 1.5, 3.0, 8.0])
+        found, drawn_j = measure_imagined(kind, fault, length_s, chance, monkeypatch, tmp_path)
         assert found.flags or found.energy_j is not None
         if not found.flags:
             plain += 1
-            assert found.energy_j == pytest.approx(gpu.drawn_j(end_s) - gpu.drawn_j(start_s), rel=0.01)
-    assert 4 < plain < 30
+            assert found.energy_j == pytest.approx(drawn_j, rel=0.01)
+    assert plain > 0 or kind == "pulse"
+
+
+@pytest.mark.parametrize("kind", ["jumps", "load"])
+def test_a_run_of_twenty_seconds_is_not_flagged_for_its_ends(kind, monkeypatch, tmp_path) -> None:
+    """27 of 60 runs of 8 s were, for steps that nobody read before the end, and 19 under constant power."""
+    chance = random.Random(kind)
+    for _ in range(8):
+        found, drawn_j = measure_imagined(kind, "none", 20.0, chance, monkeypatch, tmp_path)
+        assert found.flags == ()
+        assert found.energy_j == pytest.approx(drawn_j, rel=2e-3)

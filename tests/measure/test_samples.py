@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from synthetic import synthetic
 
 from wattcast.core.errors import CannotWrite, Refused
 from wattcast.measure.energy_samples import (
+    COLUMNS,
     CounterTicks,
     EnergySamples,
     SampleRing,
@@ -21,7 +23,7 @@ from wattcast.measure.energy_samples import (
     name_throttle_reasons,
     unwrap_counter,
 )
-from wattcast.measure.measured_run import energy_between_j, find_stretches, summarise_window
+from wattcast.measure.measured_run import bound_energy_j, find_stretches, summarise_window
 from wattcast.measure.steady_state import SettlingRule, find_settled_window, take_window
 
 
@@ -122,9 +124,41 @@ def test_too_few_steps_are_refused_with_the_reason() -> None:
 
 
 def test_energy_between_moments_inside_steps() -> None:
-    stepped = CounterTicks(np.arange(0.0, 2.0, 0.1), 300.0 * np.arange(0.0, 2.0, 0.1))
-    assert energy_between_j(stepped, 0.333, 1.271) == pytest.approx(300.0 * 0.938)
-    assert energy_between_j(stepped, -0.05, 1.95) == pytest.approx(300.0 * 2.0)
+    stepped, none = CounterTicks(np.arange(0.0, 2.0, 0.1), 300.0 * np.arange(0.0, 2.0, 0.1)), synthetic(0.0)
+    assert bound_energy_j(stepped, none, 0.333, 1.271) == pytest.approx((300.0 * 0.938, 0.0), abs=1e-9)
+    assert bound_energy_j(stepped, none, -0.05, 1.95) == pytest.approx((300.0 * 2.0, 0.0), abs=1e-9)
+    two = CounterTicks(np.array([0.0, 1.0]), np.array([0.0, 300.0]), 0.1)
+    assert bound_energy_j(two, none, 0.25, 0.75)[1] > 150.0, "anything may have been inside"
+
+
+def test_energy_where_power_jumps_inside_a_step_is_exact_and_bounded() -> None:
+    """A line through the step gave 22 J of the 40 J that a load had drawn in it until its end."""
+    samples = synthetic(4.0, lambda t: 500.0 if 1.0 <= t < 2.58 else 50.0)
+    energy_j, doubt_j = bound_energy_j(find_ticks(samples), samples, 1.0, 2.58)
+    assert energy_j == pytest.approx(500.0 * 1.58, rel=2e-3)
+    assert doubt_j == pytest.approx(450.0 * 0.02, abs=3.0), "20 ms of the step may have been idle before the end"
+    found = summarise_window("jump", samples, 1.0, 2.58)
+    assert len(found.flags) == 1
+    assert re.fullmatch(r"energy known only to .* J: power changed at the start or end", found.flags[0])
+    longer = synthetic(8.0, lambda t: 500.0 if 1.0 <= t < 6.58 else 50.0)
+    assert summarise_window("jump", longer, 1.0, 6.58).require().energy_j == pytest.approx(500.0 * 5.58, rel=2e-3)
+
+
+def test_a_pulse_across_two_steps_is_not_taken_for_a_level() -> None:
+    """Power of the two steps was taken for the highest there is; the pulse was 700 W, half of it after the end."""
+    samples = synthetic(5.0, lambda t: 700.0 if 3.05 <= t < 3.13 else 100.0)
+    found = summarise_window("pulse", samples, 1.0, 3.09)
+    drawn_j = 100.0 * 2.05 + 700.0 * 0.04
+    assert found.flags
+    assert bound_energy_j(find_ticks(samples), samples, 1.0, 3.09)[1] > abs(found.energy_j - drawn_j)
+
+
+def test_readings_of_power_show_a_load_that_swings_inside_steps() -> None:
+    """Every step shows 400 W of a load that swings between 100 and 700 W twenty times a second."""
+    samples = synthetic(3.0, lambda t: 700.0 if t % 0.05 < 0.025 else 100.0)
+    assert bound_energy_j(find_ticks(samples), samples, 0.51, 2.52)[1] < 1.0
+    samples.rows[:, COLUMNS.index("instant_w")] = np.where(samples["time_s"] % 0.05 < 0.025, 700.0, 100.0)
+    assert bound_energy_j(find_ticks(samples), samples, 0.51, 2.52)[1] > 8.0
 
 
 def test_a_window_says_energy_power_peak_and_clock() -> None:

@@ -1,9 +1,9 @@
 """Measure a stretch of a program, a whole command or an idle device, and compare it with a prediction.
 
-Energy between two moments is read off the steps of the energy counter, linear between them, because the counter
-shows nothing inside a step. A window with fewer than five whole steps keeps its time and gets no power, and neither
-does one in which the counter stopped: a lost device or a hanging driver draws power that nobody counted. ``flags``
-name the reasons to doubt a result.
+Energy is read off the steps of the energy counter. What the steps at both ends of a window leave open is bounded by
+the power around them. A window with fewer than five whole steps keeps its time and gets no power, and neither does
+one in which the counter stopped: a lost device or a hanging driver draws power that nobody counted. ``flags`` name
+the reasons to doubt a result.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused, bad_v
 from wattcast.core.records import asdict, dataclass, field, replace
 from wattcast.core.units import show
 from wattcast.core.whole_files import check_writable, write_whole
-from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
+from wattcast.measure.energy_samples import BENIGN, Array, CounterTicks, EnergySamples, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
 
 LEAST_TICKS = 5
-LATE_SHARE = 0.01  # of the power that late polls may have cost, beyond which it is doubtful
+LATE_SHARE = 0.01  # of the power or energy that late polls, or steps at both ends, may have cost without a flag
+BLUR_S = 0.002  # by which polls misplace a step
+ONE_LEVEL = 1.03  # between two powers, for them to be one level seen twice
 STOPPED_S = 0.5  # without a step of a counter whose period is not known, beyond which it has stopped
 BUSY_S = 0.2  # a step that is missing for less may only have been read late, on a busy machine
 CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
@@ -105,7 +107,9 @@ def summarise_window(
     if not stepped.intervals and len(samples.known("energy_j")) and end_s - start_s > STOPPED_S:
         stopped_s = end_s - start_s  # a counter that was read and never stepped
     enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags and not stopped_s
-    energy_j = energy_between_j(stepped, start_s, end_s) if enough else None
+    energy_j, doubt_j = bound_energy_j(stepped, samples, start_s, end_s) if enough else (None, 0.0)
+    if energy_j is not None and doubt_j > LATE_SHARE * energy_j:
+        flags += (f"energy known only to {show(doubt_j, 'J')}: power changed at the start or end",)
     return Measurement(
         name,
         end_s - start_s,
@@ -126,20 +130,48 @@ def summarise_window(
     )
 
 
-def energy_between_j(stepped: CounterTicks, start_s: float, end_s: float) -> float:
-    """Return the joules between two moments, linear inside steps, the end steps' power carried outwards.
+def bound_energy_j(
+    stepped: CounterTicks, samples: EnergySamples, start_s: float, end_s: float
+) -> tuple[float, float]:
+    """Return the joules between two moments, and by how many they may be off."""
+    begun, ended = _locate_energy(stepped, samples, start_s, False), _locate_energy(stepped, samples, end_s, True)
+    best_j, least_j, most_j = ended - begun[[0, 2, 1]]
+    return float(best_j), float(max(best_j - least_j, most_j - best_j))
 
-    ``summarise_window`` asks for at most two periods outside the steps, and flags more than a trifle of that.
+
+def _locate_energy(stepped: CounterTicks, samples: EnergySamples, moment_s: float, ends: bool) -> Array:
+    """Return what the counter would say at a moment inside a step: the best guess, the least and the most.
+
+    Power is taken to jump once in the step, from that of the step before to that of the step after. Where this does
+    not give the step's energy, power outside the window is that of the next step there. Its bounds are the lowest and
+    the highest level of two steps on either side and of the readings there, or of all where one of these was missed.
+    A level was seen twice, because a pulse may lie across two steps. Beyond the steps power goes on as it was.
     """
-    time_s, energy_j = stepped.time_s, stepped.energy_j
-    before_w, after_w = stepped.interval_w[0], stepped.interval_w[-1]
-
-    def at(moment_s: float) -> float:
-        inner_j = float(np.interp(moment_s, time_s, energy_j))
-        early_s, late_s = max(time_s[0] - moment_s, 0.0), max(moment_s - time_s[-1], 0.0)
-        return float(inner_j - before_w * early_s + after_w * late_s)
-
-    return at(end_s) - at(start_s)
+    time_s, energy_j, watts = stepped.time_s, stepped.energy_j, stepped.interval_w
+    place = int(np.clip(np.searchsorted(time_s, moment_s) - 1, 0, len(watts) - 1))
+    passed_s, left_s, own_w = moment_s - time_s[place], time_s[place + 1] - moment_s, watts[place]
+    if passed_s < 0.0 or left_s < 0.0:
+        return np.full(3, energy_j[place] + own_w * passed_s)
+    first, last = max(place - 2, 0), min(place + 3, len(watts))
+    if time_s[last] - time_s[first] > 1.2 * (last - first) * (stepped.step_s or np.median(np.diff(time_s))):
+        first, last = 0, len(watts)
+    read_w = samples.between(time_s[first], time_s[last]).known("instant_w")
+    around_w = np.sort(np.concatenate([watts[first:place], watts[place + 1 : last], read_w]))
+    lowest_w, highest_w = 0.0, 1e9  # without a limit
+    for seen_w in (np.sort(np.delete(watts, place)), around_w):
+        if len(seen_w) > 1 and ONE_LEVEL * own_w >= seen_w[0] >= seen_w[1] / ONE_LEVEL:
+            lowest_w = min(own_w, seen_w[0])
+    if len(around_w) > 1 and own_w / ONE_LEVEL <= around_w[-1] <= ONE_LEVEL * around_w[-2]:
+        highest_w = max(own_w, around_w[-1])
+    counted_j, blur_j = own_w * (passed_s + left_s), BLUR_S * (max([own_w, *around_w]) - lowest_w)
+    least_j = max(lowest_w * passed_s, counted_j - highest_w * left_s) - blur_j
+    most_j = min(highest_w * passed_s, counted_j - lowest_w * left_s) + blur_j
+    before_w, after_w = watts[max(place - 1, 0)], watts[min(place + 1, len(watts) - 1)]
+    by_before_j, by_after_j = before_w * passed_s, counted_j - after_w * left_s
+    best_j = by_after_j if ends else by_before_j
+    if min(before_w, after_w) <= own_w <= max(before_w, after_w):
+        best_j = (max if before_w < after_w else min)(by_before_j, by_after_j)
+    return np.array([np.clip(best_j, least_j, most_j), least_j, most_j]) + float(energy_j[place])
 
 
 def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch, ...]:
@@ -191,12 +223,6 @@ def _find_flags(
             if apart_s > CARRIED_SHARE * (end_s - start_s):
                 flags.append("counter " + what.format(apart_s))
         counted_j = float(inside.energy_j[-1] - inside.energy_j[0]) if inside.intervals else 0.0
-        for moment_s, what in ((start_s, "start"), (end_s, "end")):
-            place = int(np.clip(np.searchsorted(stepped.time_s, moment_s), 1, len(stepped.time_s) - 1))
-            before_s, gap_s = moment_s - stepped.time_s[place - 1], np.diff(stepped.time_s)[place - 1]
-            unlike_w = np.ptp(stepped.interval_w[max(place - 2, 0) : place + 1])  # energy is linear in the gap
-            if gap_s > allowed_s and before_s * (1.0 - before_s / gap_s) * unlike_w > LATE_SHARE * counted_j:
-                flags.append(f"counter not read for {gap_s:.2f} s around the {what}")
         if stopped_s and inside.intervals and "counter_reset" not in flags:
             flags.append(f"{counted_j:.0f} J counted until then")
     return tuple(flags), stopped_s
@@ -261,6 +287,8 @@ def measure(
         started = Sampler(source, device, period_s)
         started.start()
         time.sleep(LEAD_S)
+        _await_step(started, 0.0)
+        started.quick(False)
         _open.append((started, []))
     sampler, running = _open[-1]
     live = OpenWindow(name, time.monotonic())
@@ -287,16 +315,16 @@ def measure(
                 sampler.stop()
 
 
-def _await_step(sampler: Sampler) -> None:
-    """Poll quickly until the counter has stepped after this moment, or cannot be expected to."""
+def _await_step(sampler: Sampler, least_s: float = TAIL_S) -> None:
+    """Poll quickly for ``least_s`` and until the counter has stepped, or cannot be expected to."""
     mark, began_s = sampler.head, time.monotonic()
     sampler.quick(True)
-    time.sleep(TAIL_S)
+    time.sleep(least_s)
     while time.monotonic() - began_s < LONGEST_TAIL_S and not sampler.lost:
         seen_j = sampler.since(mark).known("energy_j")
         if len(seen_j) and seen_j[-1] != seen_j[0]:
             break
-        time.sleep(0.05)
+        time.sleep(0.002)
 
 
 @dataclass(frozen=True)
@@ -330,10 +358,13 @@ def run_command(
         raise BadInput("measure run: expected a command after --, got none. Example: measure run -- python train.py")
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
+        _await_step(sampler, 0.0)  # so that next to nothing of the step before belongs to the run
         spent_s, started_s = sampler.processor_s, time.monotonic()
         with PassedSignals() as signals:
             try:
-                code = signals.start_program(command, stdout=None if pass_output else 2).wait()
+                started = signals.start_program(command, stdout=None if pass_output else 2)
+                sampler.quick(False)
+                code = started.wait()
             except FileNotFoundError:
                 raise BadInput(f"measure run: there is no command {command[0]!r}.") from None
             except PermissionError:

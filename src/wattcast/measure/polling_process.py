@@ -31,9 +31,10 @@ QUICK_S = 0.002  # between polls while the counter's period is being learnt, or 
 LEARNT = 8  # steps seen before the counter is taken as known
 CLOCK_S, OTHER_S = 0.0045, 0.018  # between readings of the clock, and of everything else; longer beside a program
 SLOWEST_S = 0.5
+WAKE_S = 0.01  # between looks whether to stop or to be quick
 TOO_LONG_S = 0.02, 0.1  # a call that took longer does not say when the counter was read; longest on a slow driver
 BACK_OFF_S = 0.05, 1.0  # between attempts to read a lost device: at first, and at most
-AGE_SHARE = 0.1  # a relaxed sampler waits this share of its age
+AGE_SHARE = 0.02  # a relaxed sampler waits this share of its age
 
 
 class PollingPace:
@@ -83,7 +84,7 @@ class PollingPace:
     def _usual_s(self, now_s: float) -> float:
         if not self._relaxed:
             return self._period_s
-        return min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s), SLOWEST_S)
+        return min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s, self._step_s), SLOWEST_S)
 
     def _note(self, now_s: float, energy_j: float) -> None:
         """Remember when the counter stepped, if this reading and the one before saw it closely."""
@@ -116,7 +117,7 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
         began_s = read_s = time.monotonic()
         energy_j, clock_hz, slow = math.nan, math.nan, SlowReadings()
         try:
-            if began_s >= energy_due_s:
+            if began_s >= energy_due_s or ring.header[layout.QUICK]:
                 energy_j = counter.read_j()
                 read_s = 0.5 * (began_s + time.monotonic())
                 energy_j = counter.dated_j(energy_j, 2.0 * (read_s - began_s))
@@ -124,7 +125,7 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
             if began_s >= clock_due_s:
                 clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
             if began_s >= other_due_s:
-                slow, other_due_s = source.slow(), began_s + other_s
+                slow, other_due_s = source.slow(), began_s + (OTHER_S if ring.header[layout.QUICK] else other_s)
             ring.header[layout.STATUS] = layout.SAMPLING
             failed = 0
         except ReadError as error:
@@ -146,7 +147,7 @@ def _sleep_until(due_s: float, ring: SampleRing) -> None:
     quick = bool(ring.header[layout.QUICK])
     left_s = due_s - time.monotonic()
     while left_s > 0.0 and not ring.header[layout.STOP] and bool(ring.header[layout.QUICK]) == quick:
-        time.sleep(min(left_s, 0.05))
+        time.sleep(min(left_s, WAKE_S))
         left_s = due_s - time.monotonic()
 
 
