@@ -21,7 +21,7 @@ from wattcast.gpuwattch.architecture import read_architecture
 from wattcast.gpuwattch.bottom_up.chip_model import list_chip_parts
 from wattcast.gpuwattch.bottom_up.event_energies import (
     EnergyRatio,
-    energies_of_architecture,
+    build_architecture_chip,
     make_energy_table,
     make_ratio_row,
 )
@@ -83,7 +83,7 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
     found: list[EnergyRatio] = []
     for name, (sms, clock_hz) in DUMPED_FILES.items():
         architecture = read_architecture(folder / "accelwattch" / "xml" / f"{name}.xml")
-        ours = energies_of_architecture(architecture, sms, clock_hz)
+        ours = build_architecture_chip(architecture, sms, clock_hz)
         theirs = read_energies(folder / "accelwattch" / "coefficients" / f"{name}.csv")
         mine, design = make_energy_table(ours, architecture.dialect), ours.design
         given = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
@@ -108,7 +108,7 @@ def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
     """Compare leakage and area of the GTX480 and its blocks with McPAT's own listing."""
     run = folder / "simulator_runs" / "gtx480_gpuwattch"
     text = read_bytes(run / _LISTING, 1 << 22).decode("utf-8", "replace")
-    chip = energies_of_architecture(read_architecture(run / "gpuwattch_gtx480.xml")).chip
+    chip = build_architecture_chip(read_architecture(run / "gpuwattch_gtx480.xml"))
     found: list[EnergyRatio] = []
     for block, heading in {"whole chip": "Processor", **_BLOCKS}.items():
         mine = [part for part in list_chip_parts(chip) if block in ("whole chip", part.group)]

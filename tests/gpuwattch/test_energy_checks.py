@@ -17,7 +17,7 @@ from studies.public_checks.dumped_energies import (
 from wattcast.gpuwattch.architecture import read_architecture
 from wattcast.gpuwattch.bottom_up.event_energies import (
     EnergyRatio,
-    energies_of_architecture,
+    build_architecture_chip,
     fitted_ratios,
     make_energy_rows,
 )
@@ -74,9 +74,9 @@ def test_energies_of_a_measured_gpu() -> None:
 def test_a_file_alone_decides_its_energies(reference: Path) -> None:
     """No constant belongs to a file: the same design under another name has the same energies."""
     path = reference / "accelwattch" / "xml" / "gpuwattch_gtx480.xml"
-    one = energies_of_architecture(read_architecture(path))
-    placeholder = energies_of_architecture(read_architecture(path.with_name("gpuwattch_gtx750Ti.xml")))
-    assert one.chip.data == placeholder.chip.data
+    one = build_architecture_chip(read_architecture(path))
+    placeholder = build_architecture_chip(read_architecture(path.with_name("gpuwattch_gtx750Ti.xml")))
+    assert one.data == placeholder.data
 
 
 def test_rank_correlation_shares_ranks_of_equal_values() -> None:

@@ -230,10 +230,11 @@ def fit_component(
     laid_out = component_fit.KernelColumns(**layout)
     table = component_fit.read_measured_kernels(runs, laid_out, columns, rates=energies or bottom_up is not None)
     if bottom_up is not None:
-        from wattcast.gpuwattch.bottom_up.event_energies import energies_of_file, make_energy_table
+        from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, make_energy_table
 
-        built, dialect = energies_of_file(bottom_up)
-        table = component_fit.rates_to_watts(table, make_energy_table(built, dialect))
+        modelled = read_architecture(bottom_up)
+        built = build_architecture_chip(modelled)
+        table = component_fit.rates_to_watts(table, make_energy_table(built, modelled.dialect))
         env.say(f"note: {built.provenance}; its leakage and memory-controller constant are not fitted.")
     shortest_s = parse(shortest, "s", "--shortest")
     limits = component_fit.ENERGY_CONSTRAINTS
@@ -281,17 +282,19 @@ def show_bottom_up(
     plot: Path | None,
 ) -> CommandOutput:
     """Build energies per event from an architecture, and save or draw them where asked for."""
+    from wattcast.gpuwattch.architecture import read_architecture
     from wattcast.gpuwattch.bottom_up import event_energies
+    from wattcast.gpuwattch.bottom_up.chip_design import design_from_gpu
     from wattcast.gpuwattch.bottom_up.chip_model import build_chip
     from wattcast.gpuwattch.energy_table import format_energy_table
     from wattcast.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.predictor.api import find_gpu
 
-    settings = (
-        None if feature_size is None else 1e9 * parse(feature_size, "m", "--feature-size"),
-        None if voltage is None else parse(voltage, "V", "--voltage"),
-        None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
-    )
+    settings = {
+        "feature_nm": None if feature_size is None else 1e9 * parse(feature_size, "m", "--feature-size"),
+        "voltage_v": None if voltage is None else parse(voltage, "V", "--voltage"),
+        "temperature_k": None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
+    }
     factors = {}
     for text in changes:
         part, _, number = text.partition("=")
@@ -300,17 +303,20 @@ def show_bottom_up(
         except ValueError:
             known = ", ".join(event_energies.SIZE_KNOBS)
             raise bad_value("--change", f"PART=FACTOR with a part of {known}", text) from None
+    gpu, dialect = None, SimulatorDialect.GPUWATTCH
     if _is_architecture(Path(name)):
-        found, dialect = event_energies.energies_of_file(Path(name), *settings)
+        architecture = read_architecture(Path(name))
+        found, dialect = event_energies.build_architecture_chip(architecture, **settings), architecture.dialect
     else:
-        found, dialect = event_energies.energies_of_gpu(find_gpu(name), *settings), SimulatorDialect.GPUWATTCH
-    changed = event_energies.scale_sizes(found, factors) if factors else found
+        gpu = find_gpu(name)
+        found = build_chip(design_from_gpu(gpu, **settings))
+    changed = build_chip(event_energies.scale_design(found.design, factors)) if factors else found
     if save is not None:
         write_whole(save, format_energy_table(event_energies.make_energy_table(changed, dialect)))
     if plot is not None:
         env.save_plot(event_energies.draw_size_changes(changed.design), plot)
-    moved = event_energies.compare_chips(build_chip(found.design), build_chip(changed.design)) if factors else ()
-    plain = event_energies.energies_to_plain(changed)
+    moved = event_energies.compare_chips(found, changed) if factors else ()
+    plain = event_energies.energies_to_plain(changed, gpu)
     said = [vars(change) | {"ratio": change.ratio} for change in moved]
 
     def print_text(console: Console) -> None:

@@ -36,7 +36,7 @@ from wattcast.counter_models.counter_table import read_column_map
 from wattcast.fit.scoring import mean_percent_error
 from wattcast.gpuwattch.architecture import ChipArchitecture, architecture_texts, make_architecture
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
-from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
+from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, make_energy_table
 from wattcast.gpuwattch.component_build import BuiltComponentModel, build_component_model
 from wattcast.gpuwattch.energy_table import EnergyTable, read_component_set
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
@@ -427,7 +427,7 @@ def _format_interval(value: MeasuredValue, size: float, unit: str) -> str:
 
 def _unscaled_table(architecture: ChipArchitecture, chip: MeasuredChip) -> EnergyTable:
     clock_hz = float(np.mean(find_gpu(chip.name).clocks.max_hz))
-    built = energies_of_architecture(architecture, chip.design.sm_count, clock_hz)
+    built = build_architecture_chip(architecture, chip.design.sm_count, clock_hz)
     return make_energy_table(built, SimulatorDialect.ACCELWATTCH)
 
 

@@ -206,9 +206,9 @@ def read_chip(request: TraceRequest) -> ChipFiles:
         table = measured_energies.measured_table(chip, architecture)
         notes.append(f"{table.name}: {chip.source}")
     else:
-        from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
+        from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, make_energy_table
 
-        found = energies_of_architecture(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
+        found = build_architecture_chip(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
         table = make_energy_table(found, dialect)
         notes.append(f"no table of energies: {found.provenance}")
         if left_out := found.design.notes:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wattcast.gpuwattch.architecture import write_architecture
-from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, make_energy_table
+from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, make_energy_table
 from wattcast.gpuwattch.component_build import demo_architecture
 from wattcast.gpuwattch.energy_table import read_energies
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
@@ -71,7 +71,7 @@ def test_a_change_and_a_table(verb, chip: Path, tmp_path: Path) -> None:
     code, said, _ = verb(*argv)
     assert code == 0
     assert "before" in said
-    own = make_energy_table(energies_of_architecture(demo_architecture()))
+    own = make_energy_table(build_architecture_chip(demo_architecture()))
     saved = read_energies(table)
     assert saved.energy_j["REG_RD"] > own.energy_j["REG_RD"]
     assert saved.energy_j["IC_H"] == pytest.approx(own.energy_j["IC_H"])
@@ -141,7 +141,7 @@ def test_power_trace_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
 
 def test_fit_component_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
     """Kernels made with known factors on the bottom-up energies: the fit finds them."""
-    table = make_energy_table(energies_of_architecture(demo_architecture()))
+    table = make_energy_table(build_architecture_chip(demo_architecture()))
     names, factors = ("REG_RD", "FPU_ACC", "L2_RH", "PIPE_A"), (1.4, 0.7, 1.2, 0.9)
     random = np.random.default_rng(5)
     counts = random.uniform(0.0, 1e9, (26, 3)) * np.array([1.0, 0.3, 0.1])

@@ -12,7 +12,7 @@ from wattcast.gpuwattch.bottom_up.array_layout import SearchedBuffer, SramArray
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
 from wattcast.gpuwattch.bottom_up.chip_model import build_chip
 from wattcast.gpuwattch.bottom_up.chip_units import RouterShape, crossbar_cost
-from wattcast.gpuwattch.bottom_up.event_energies import energies_of_architecture, scale_design
+from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, scale_design
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts
 from wattcast.gpuwattch.bottom_up.technology import find_process, find_technology
 from wattcast.gpuwattch.component_build import demo_architecture
@@ -100,7 +100,7 @@ BAD = [
 def test_architecture_files(name: str, value: float | tuple[int, ...], said: str) -> None:
     good = demo_architecture()
     with pytest.raises(WattcastError, match=said):
-        energies_of_architecture(replace(good, parameters={**good.parameters, name: value}))
+        build_architecture_chip(replace(good, parameters={**good.parameters, name: value}))
 
 
 def test_changes(demo: ChipDesign) -> None:

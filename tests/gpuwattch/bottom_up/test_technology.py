@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from wattcast import hardware
-from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, known_assumptions
+from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu, known_assumptions
 from wattcast.gpuwattch.bottom_up.chip_model import build_chip, chip_area_mm2, chip_leakage, list_chip_parts
 from wattcast.gpuwattch.bottom_up.event_energies import (
+    build_architecture_chip,
     compare_chips,
     counter_energies,
-    energies_of_architecture,
-    energies_of_gpu,
     energies_to_plain,
     make_energy_table,
+    module_event_energies,
     pipeline_duty_w,
     scale_design,
 )
@@ -33,25 +33,27 @@ GPUS = [name for name in hardware.gpu_names() if name not in REFUSED]
 
 @pytest.mark.parametrize("name", GPUS)
 def test_every_gpu_of_the_catalogue(name: str) -> None:
-    found = energies_of_gpu(hardware.load_gpu(name))
-    assert all(joule > 0.0 for joule in found.modules.values())
-    for counter, joule in counter_energies(found.chip).items():
+    gpu = hardware.load_gpu(name)
+    found = build_chip(design_from_gpu(gpu))
+    assert all(joule > 0.0 for joule in module_event_energies(found, gpu).values())
+    for counter, joule in counter_energies(found).items():
         if counter not in ("MEM_PRE", "MEM_RD", "MEM_WR"):
             assert 1e-14 < joule < 1e-8, counter
-    assert 20.0 < chip_area_mm2(found.chip) < 2000.0
-    assert 0.0 < chip_leakage(found.chip).cores_w < 300.0
+    assert 20.0 < chip_area_mm2(found) < 2000.0
+    assert 0.0 < chip_leakage(found).cores_w < 300.0
     assert "docs/method/component-energies.md" in found.provenance
     assert any("SRAM cell" in note for note in found.design.notes)
 
 
 def test_newer_processes_cost_less_per_flop() -> None:
-    old, new = (energies_of_gpu(hardware.load_gpu(name)).modules["cuda_fp32_flop"] for name in ("v100-sxm", "h200"))
+    gpus = [hardware.load_gpu(name) for name in ("v100-sxm", "h200")]
+    old, new = (module_event_energies(build_chip(design_from_gpu(gpu)), gpu)["cuda_fp32_flop"] for gpu in gpus)
     assert new < old
 
 
 @pytest.mark.parametrize("dialect", list(SimulatorDialect))
 def test_a_table_names_the_counters_of_its_dialect(dialect: SimulatorDialect, tmp_path: Path) -> None:
-    table = make_energy_table(energies_of_architecture(demo_architecture()), dialect)
+    table = make_energy_table(build_architecture_chip(demo_architecture()), dialect)
     constants = {"PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power"}
     assert set(table.energy_j) == {c.column for c in dialect_counters(dialect)} - constants
     path = tmp_path / "table.yaml"
@@ -63,15 +65,14 @@ def test_a_table_names_the_counters_of_its_dialect(dialect: SimulatorDialect, tm
         assert again.leakage is None
         return
     assert again.leakage is not None
-    assert again.leakage.cores_w == pytest.approx(
-        chip_leakage(energies_of_architecture(demo_architecture()).chip).cores_w
-    )
+    leakage = chip_leakage(build_architecture_chip(demo_architecture()))
+    assert again.leakage.cores_w == pytest.approx(leakage.cores_w)
     assert "bottom-up" in again.source
 
 
 def test_parts_add_up(demo: ChipDesign) -> None:
     chip = build_chip(demo)
-    found = energies_to_plain(energies_of_architecture(demo_architecture()))
+    found = energies_to_plain(build_architecture_chip(demo_architecture()))
     whole = sum(part.count * part.leakage_w for part in list_chip_parts(chip))
     assert chip_leakage(chip).cores_w + chip_leakage(chip).rest_w == pytest.approx(whole)
     assert found["leakage_w"] == pytest.approx(whole)

@@ -16,6 +16,7 @@ from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts
 from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
 from wattcast.power.component_power import Leakage
 
+BOTTOM_UP_METHOD = "bottom-up from the architecture (docs/method/component-energies.md)"
 _STATE_BIT = 5
 # Share of long-channel devices by group (McPAT 0.8; Niagara, Nehalem)
 _LONG = {"sm": 0.80, "noc": 0.82, "memory controller": 0.82, "l2": 1.0}
@@ -91,6 +92,15 @@ class BuiltChip:
         self.link_j = toggle * to_float(tech.repeated_wire().cost(d.link_um, d.router.flit_bit).energy_j)
         self.controller = chip_units.memory_controller_cost(tech, d.controller)
         self.coalescer = chip_units.coalescer_cost(tech, d.pending)  # of one SM's tables
+
+    @property
+    def provenance(self) -> str:
+        """Method, node, voltage, temperature and sources in one sentence."""
+        tech, design = self.tech, self.design
+        return (
+            f"{BOTTOM_UP_METHOD}; {design.name}, F = {design.feature_nm:g} nm {tech.device.value}, "
+            f"{tech.voltage_v:.4g} V, {tech.temperature_k:g} K, {tech.projection.value} wires; devices: {tech.source}"
+        )
 
     @property
     def operand_j(self) -> Sweepable:

@@ -7,9 +7,7 @@ They are compared with energies fitted to a measured GPU, which must lie within 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from math import ceil, prod, sqrt
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattcast.core.errors import BadInput, bad_value, check_names
@@ -17,7 +15,7 @@ from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
-from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
+from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.bottom_up import chip_design, chip_model
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign
 from wattcast.gpuwattch.bottom_up.chip_units import find_dram_energy, functional_unit_cost, functional_units
@@ -192,108 +190,63 @@ def _scale_whole(name: str, size: int, factor: float) -> int:
     return round(found)
 
 
-BOTTOM_UP_METHOD = "bottom-up from the architecture (docs/method/component-energies.md)"
 # AccelWattch knows more units than GPUWattch; it charges all but additions the energy of the SFU or the FPU
 _FPU = ("FPU_ACC", "DPU_ACC")
 
 
-@dataclass(frozen=True)
-class BottomUpEnergies:
-    """A built chip and, for a catalogue GPU, the energies of the module model's events."""
-
-    chip: chip_model.BuiltChip
-    gpu: Gpu | None = None  # of the catalogue
-
-    @cached_property
-    def modules(self) -> dict[str, float]:
-        """Joules by event of the module model; empty for an architecture file."""
-        return {} if self.gpu is None else module_event_energies(self.chip, self.gpu)
-
-    @property
-    def design(self) -> chip_design.ChipDesign:
-        """The design that was built."""
-        return self.chip.design
-
-    @property
-    def provenance(self) -> str:
-        """Method, node, voltage, temperature and sources in one sentence."""
-        tech, design = self.chip.tech, self.design
-        return (
-            f"{BOTTOM_UP_METHOD}; {design.name}, F = {design.feature_nm:g} nm {tech.device.value}, "
-            f"{tech.voltage_v:.4g} V, {tech.temperature_k:g} K, {tech.projection.value} wires; devices: {tech.source}"
-        )
-
-
-def energies_of_architecture(
+def build_architecture_chip(
     architecture: ChipArchitecture, sm_count: int | None = None, clock_hz: float | None = None, **fields: Any
-) -> BottomUpEnergies:
-    """Return the energies of an architecture; ``fields`` replace those of its design (``voltage_v=0.9``)."""
+) -> chip_model.BuiltChip:
+    """Build the chip of an architecture; ``fields`` that are not None replace those of its design."""
     design = chip_design.design_from_architecture(architecture, sm_count)
-    if clock_hz is not None:
-        fields["clock_hz"] = clock_hz
-    return BottomUpEnergies(chip_model.build_chip(replace(design, **fields)))
+    given = {name: value for name, value in (fields | {"clock_hz": clock_hz}).items() if value is not None}
+    return chip_model.build_chip(replace(design, **given))
 
 
-def energies_of_gpu(
-    gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
-) -> BottomUpEnergies:
-    """Return the energies of a catalogue GPU."""
-    design = chip_design.design_from_gpu(gpu, feature_nm, voltage_v, temperature_k)
-    return BottomUpEnergies(chip_model.build_chip(design), gpu)
-
-
-def energies_of_file(
-    path: Path, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
-) -> tuple[BottomUpEnergies, SimulatorDialect]:
-    """Return the energies of an architecture file and its dialect."""
-    architecture = read_architecture(path)
-    given: dict[str, Any] = {"feature_nm": feature_nm, "voltage_v": voltage_v, "temperature_k": temperature_k}
-    fields = {name: value for name, value in given.items() if value is not None}
-    return energies_of_architecture(architecture, **fields), architecture.dialect
-
-
-def scale_sizes(found: BottomUpEnergies, factors: Mapping[str, float]) -> BottomUpEnergies:
-    """Build the chip again with some sizes multiplied: registers, l1, shared, l2, sms."""
-    return replace(found, chip=chip_model.build_chip(scale_design(found.design, factors)))
-
-
-def make_energy_table(found: BottomUpEnergies, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH) -> EnergyTable:
+def make_energy_table(
+    chip: chip_model.BuiltChip, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH
+) -> EnergyTable:
     """Return an energy table for the component model: joules per counter of a dialect, pipeline watts, leakage.
 
     AccelWattch's static, idle and constant power hold the leakage already, so that its table has none.
     """
-    chip = found.chip
     table = counter_energies(chip)
     if dialect is SimulatorDialect.ACCELWATTCH:
         table |= {"INT_ACC": table.pop("SP_ACC")}
         sfu_j, fpu_j = table.pop("SFU_ACC"), table["FPU_ACC"]
         units = [c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"]
         table |= {name: fpu_j if name in _FPU else sfu_j for name in units}
-    name, clock_hz, leakage = f"{found.design.name}-bottom-up", found.design.clock_hz, None
-    if dialect is SimulatorDialect.GPUWATTCH:
-        leakage = chip_model.chip_leakage(chip)
-    watts, coalescer_j = chip.controller.constant_w, (chip.coalescer.read_j, chip.coalescer.write_j)
+    leakage = chip_model.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None
     return EnergyTable(
-        name, table, pipeline_duty_w(chip), clock_hz, watts, *coalescer_j, leakage, {}, found.provenance
+        name=f"{chip.design.name}-bottom-up",
+        energy_j=table,
+        duty_w=pipeline_duty_w(chip),
+        reference_clock_hz=chip.design.clock_hz,
+        mc_constant_w=chip.controller.constant_w,
+        coalescer_read_j=chip.coalescer.read_j,
+        coalescer_write_j=chip.coalescer.write_j,
+        leakage=leakage,
+        source=chip.provenance,
     )
 
 
-def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
-    """Return all energies, leakage and area as plain values for JSON."""
-    chip, tech = found.chip, found.chip.tech
+def energies_to_plain(chip: chip_model.BuiltChip, gpu: Gpu | None = None) -> dict[str, Any]:
+    """Return all energies, leakage and area as plain values for JSON; with a catalogue GPU also those of modules."""
+    tech, leakage = chip.tech, chip_model.chip_leakage(chip)
+    modules = module_event_energies(chip, gpu) if gpu is not None else {}
     accesses = {r["counter"]: r["accesses"] for r in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")}
     return {
-        "name": found.design.name,
-        "provenance": found.provenance,
-        "notes": list(found.design.notes),
-        "feature_nm": found.design.feature_nm,
+        "name": chip.design.name,
+        "provenance": chip.provenance,
+        "notes": list(chip.design.notes),
+        "feature_nm": chip.design.feature_nm,
         "voltage_v": tech.voltage_v,
         "temperature_k": tech.temperature_k,
         "counters": [
             {"counter": name, "energy_j": joule, "from": accesses[name]}
             for name, joule in counter_energies(chip).items()
         ],
-        "events": [{"event": name, "energy_j": joule} for name, joule in found.modules.items()],
+        "events": [{"event": name, "energy_j": joule} for name, joule in modules.items()],
         "units": [
             {"unit": name, "energy_j": functional_unit_cost(tech, name).energy_j, "source": unit.source}
             for name, unit in functional_units().items()
@@ -305,7 +258,7 @@ def energies_to_plain(found: BottomUpEnergies) -> dict[str, Any]:
             {"part": part.name} | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
             for part in chip_model.list_chip_parts(chip)
         ],
-        "leakage_w": chip_model.chip_leakage(chip).cores_w + chip_model.chip_leakage(chip).rest_w,
+        "leakage_w": leakage.cores_w + leakage.rest_w,
         "area_mm2": chip_model.chip_area_mm2(chip),
     }
 
@@ -315,7 +268,8 @@ def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
     bundle = shipped_bundle(name)
     if bundle is None:
         raise BadInput(f"no energies were fitted for {name}: there is nothing to compare with.")
-    ours, theirs = energies_of_gpu(load_gpu(name)).modules, bundle.power.as_module_power().energy_j
+    gpu, theirs = load_gpu(name), bundle.power.as_module_power().energy_j
+    ours = module_event_energies(chip_model.build_chip(chip_design.design_from_gpu(gpu)), gpu)
     return [
         EnergyRatio(name, "module", event, "J", joule, theirs[event])
         for event, joule in ours.items()
