@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose
 from wattcast.core.errors import BadInput
 from wattcast.counter_models import gpmtool_files
 from wattcast.counter_models.gpmtool_files import (
-    ActivityScaling,
     UtilisationFile,
     application_activity,
     make_utilisation_table,
@@ -83,7 +82,7 @@ def test_activity_of_applications_equals_the_table(tmp_path: Path) -> None:
     work = read_applications(apps)
     assert work.names == ("idle", "a", "b", "c")
     clocks = np.array([0.8e9, 0.8e9, 1e9, 1e9]), np.array([1e9, 3e9, 1e9, 3e9])
-    found = application_activity(work, ActivityScaling.from_numbers(made.scaling), *clocks)
+    found = application_activity(work, made.scaling, *clocks)
     assert_allclose(found.value[..., 0, 1:4].reshape(16, 3), made.occurrence, rtol=1e-12)
     for rail in ("core", "memory"):
         assert_allclose(found.event_values(f"{rail}_busy_share")[..., 0].ravel(), made.share(rail), rtol=1e-12)

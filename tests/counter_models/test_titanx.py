@@ -7,6 +7,7 @@ out in turn, as the ledger reports it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from wattcast.counter_models.counter_fit import (
     predict_programs,
     read_counter_tables,
 )
-from wattcast.counter_models.gpmtool_files import ActivityScaling, ApplicationUtilisations, application_activity
+from wattcast.counter_models.gpmtool_files import application_activity
 from wattcast.counter_models.model_selection import FitSettings, FitWorkbench
 from wattcast.counter_models.rail_terms import CounterModelKind
 
@@ -107,7 +108,7 @@ def test_the_model_file_predicts_what_the_fit_predicts(
     hybrid = quick.kinds[CounterModelKind.HYBRID]
     first = [int(np.flatnonzero(quick.table.benchmark == b)[0]) for b in range(quick.table.benchmarks)]
     names = quick.table.benchmark_names
-    work = ApplicationUtilisations(names, titanx.share[first], titanx.components, titanx.on_memory, titanx.default_hz)
+    work = replace(titanx, names=names, share=titanx.share[first])
     plane = np.array([row["power_w"] for row in predict_applications(quick, work)])
     core, memory = np.unique(quick.table.clock_hz), np.unique(quick.table.memory_clock_hz)
     at = np.searchsorted(core, quick.table.clock_hz), np.searchsorted(memory, quick.table.memory_clock_hz)
@@ -133,12 +134,8 @@ def test_the_plain_fit_takes_the_scaling_it_is_given(titanx: gpmtool_files.Utili
     bench = FitWorkbench({"0.8": table})
     fit = bench.fit(CounterModelKind.HYBRID, FitSettings("0.8", floored=True), np.ones(table.benchmarks, dtype=bool))
     model = make_power_model(fit, table)
-    work = ApplicationUtilisations(
-        ("idle",), np.zeros((1, 12)), titanx.components, titanx.on_memory, titanx.default_hz
-    )
-    idle_w = model.power(
-        application_activity(work, ActivityScaling(titanx.default_hz, 0.8), np.array([975e6]), np.array([3505e6]))
-    )
+    work = replace(titanx, names=("idle",), share=np.zeros((1, 12)))
+    idle_w = model.power(application_activity(work, table.scaling, np.array([975e6]), np.array([3505e6])))
     assert_allclose(idle_w.total_w, 75.5, rtol=0.05)  # measured: 75.5 W
 
 

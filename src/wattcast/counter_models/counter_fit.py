@@ -16,7 +16,7 @@ from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, fit_diagnostics, gpmtool_files, model_selection
 from wattcast.counter_models.counter_table import RAILS, CounterTable
-from wattcast.counter_models.gpmtool_files import ActivityScaling, ApplicationUtilisations, MeasuredPrograms
+from wattcast.counter_models.gpmtool_files import MeasuredPrograms, UtilisationFile
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.power_model import PowerModel, SavedModel
@@ -336,7 +336,7 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
     return SavedModel(name, main.power, origin, errors, (*table.notes, *result.warnings), table.scaling)
 
 
-def predict_programs(result: CounterFit, work: ApplicationUtilisations, measured: MeasuredPrograms) -> CounterFit:
+def predict_programs(result: CounterFit, work: UtilisationFile, measured: MeasuredPrograms) -> CounterFit:
     """Return the fit with programs as its test: watts over the clocks they were measured at, by every model."""
     match = gpmtool_files.match_programs(measured.names, work.names)
     rows = np.array([i for i, name in enumerate(measured.names) if name in match])
@@ -346,18 +346,17 @@ def predict_programs(result: CounterFit, work: ApplicationUtilisations, measured
     which = [work.names.index(match[measured.names[i]]) for i in rows]
     found = {}
     for model, kind in result.kinds.items():
-        activity = gpmtool_files.application_activity(work, ActivityScaling.from_numbers(kind.scaling), *clocks)
+        activity = gpmtool_files.application_activity(work, kind.scaling, *clocks)
         found[model] = kind.power.power(activity).total_w[which, np.arange(rows.size), 0]
     names = tuple(measured.names[i] for i in rows)
     return replace(result, tested=HeldBackRows(names, measured.power_w[rows], found))
 
 
-def predict_applications(result: CounterFit, work: ApplicationUtilisations) -> list[dict[str, Any]]:
+def predict_applications(result: CounterFit, work: UtilisationFile) -> list[dict[str, Any]]:
     """Predict applications, known by utilisations at the default clocks, over the measured clock plane."""
-    scaling = ActivityScaling.from_numbers(result.table.scaling)
     core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
     core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
-    activity = gpmtool_files.application_activity(work, scaling, core, memory)
+    activity = gpmtool_files.application_activity(work, result.table.scaling, core, memory)
     total_w = main_model_kind(result).power.power(activity).total_w[..., 0]
     planes = total_w.reshape(len(work.names), core_hz.size, memory_hz.size).tolist()
     clocks = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist()}

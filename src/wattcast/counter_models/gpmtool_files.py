@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from wattcast.core.records import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from wattcast.power.activity import Activity, ActivitySource
 HEADER_LINES = 4
 BUSY_SHARE_EVENTS = {"core": "core_busy_share", "memory": "memory_busy_share"}
 CORNER_SHARPNESS = 30.0
+SATURATION = "memory_saturation"  # s among the numbers of a table's scaling
 LARGEST_UTILISATION = 1.5  # counters overshoot a little
 MHZ = 1e6
 STRETCH = 10  # rounds of a DCGM log that are held out together
@@ -43,29 +45,60 @@ COMPONENT_EVENTS = {
 
 @dataclass(frozen=True)
 class UtilisationFile:
-    """The contents of a file: watts, clocks, and the utilisations of each benchmark at the default clocks."""
+    """The contents of a file: utilisations at the default clocks, and names of the rows or their watts and clocks."""
 
     name: str
-    power_w: Array  # (row,)
-    clock_hz: Array
-    memory_clock_hz: Array
     share: Array  # (row, component), 0 to 1
     components: tuple[str, ...]
     on_memory: tuple[bool, ...]
     default_hz: tuple[float, float]
+    names: tuple[str, ...] = ()  # (row,)
+    power_w: Array = field(default_factory=lambda: np.zeros(0))  # (row,)
+    clock_hz: Array = field(default_factory=lambda: np.zeros(0))
+    memory_clock_hz: Array = field(default_factory=lambda: np.zeros(0))
 
 
 def read_utilisations(path: Path) -> UtilisationFile:
     """Read a file of this form and check every cell."""
-    lines, default_hz, names, memory = _read_head(path)
-    where, width = path.name, 3 + len(names)
-    for line, row in enumerate(lines, HEADER_LINES + 1):
-        if len(row) != width:
-            raise bad_value(f"{where}: line {line}", f"{width} cells", f"{len(row)}", "Is the file complete?")
-    body = _read_numbers(lines, 0, where)
-    _check_shares(body[:, 3:], names, where)
-    clocks_hz = body[:, 1] * MHZ, body[:, 2] * MHZ
-    return UtilisationFile(where, body[:, 0], *clocks_hz, body[:, 3:], names, memory, default_hz)
+    file, (power_w, mhz, memory_mhz), _ = _read_file(path, 3)
+    return replace(file, power_w=power_w, clock_hz=mhz * MHZ, memory_clock_hz=memory_mhz * MHZ)
+
+
+def read_applications(path: Path) -> UtilisationFile:
+    """Read a file with the same header whose rows are a name and utilisations."""
+    file, _, names = _read_file(path, 1)
+    return replace(file, names=names)
+
+
+def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[str, ...]]:
+    """Return a file, and the numbers before its utilisations, or the name where there is one cell ``before`` them."""
+    where = path.name
+    try:
+        lines = [row for row in csv.reader(read_bytes(path).decode("utf-8").splitlines()) if row]
+    except UnicodeDecodeError as error:
+        raise bad_value(where, "UTF-8 text", f"byte {error.start}") from None
+    if len(lines) < HEADER_LINES + 1:
+        raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
+    if lines[0][0].strip() != "2":
+        raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
+    default, sizes = (_read_cells(lines[n - 1], where, n) for n in (2, 3))
+    names = tuple(cell.strip() for cell in lines[3])
+    if len(default) != 2 or len(sizes) != 2 or int(sizes[0]) + int(sizes[1]) != len(names):
+        raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
+    unknown = [name for name in names if name.upper() not in COMPONENT_EVENTS]
+    if unknown:
+        raise bad_value(f"{where}: line 4", f"components among {', '.join(COMPONENT_EVENTS)}", ", ".join(unknown))
+    rows = dict(enumerate(lines[HEADER_LINES:], HEADER_LINES + 1))
+    for line, row in rows.items():
+        if len(row) != before + len(names):
+            wanted = f"a name and {len(names)} utilisations" if before == 1 else f"{before + len(names)} cells"
+            raise bad_value(f"{where}: line {line}", wanted, f"{len(row)}", "Is the file complete?")
+    body = np.array([_read_cells(row, where, line, 1 if before == 1 else 0) for line, row in rows.items()])
+    share = body[:, -len(names) :]
+    _check_shares(share, names, where)
+    on_memory = tuple(i >= int(sizes[0]) for i in range(len(names)))
+    file = UtilisationFile(where, share, names, on_memory, (default[0] * MHZ, default[1] * MHZ))
+    return file, body[:, : -len(names)].T, tuple(row[0] for row in rows.values())
 
 
 def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> CounterTable:
@@ -77,14 +110,10 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     pace = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], file.share, file.on_memory, saturation)
     predictors = []
     for name, on_memory, full_hz in zip(file.components, file.on_memory, busy_hz.tolist(), strict=True):
-        event, rail, family = (
-            COMPONENT_EVENTS[name.upper()],
-            "memory" if on_memory else "core",
-            name.upper().split()[0],
-        )
-        predictors.append(CounterPredictor(event, rail, family, name, full_hz))
+        rail, family = "memory" if on_memory else "core", name.upper().split()[0]
+        predictors.append(CounterPredictor(COMPONENT_EVENTS[name.upper()], rail, family, name, full_hz))
     scaling = {"default_clock_hz": file.default_hz[0], "default_memory_clock_hz": file.default_hz[1]}
-    scaling |= {} if saturation is None else {"memory_saturation": saturation}
+    scaling |= {} if saturation is None else {SATURATION: saturation}
     names = tuple(f"benchmark {i + 1}" for i in range(len(seen)))
     return CounterTable(
         name=file.name,
@@ -191,45 +220,6 @@ def read_nsys_activity(
 
 
 @dataclass(frozen=True)
-class ActivityScaling:
-    """The law by which utilisations at the default clocks become activity at others."""
-
-    default_hz: tuple[float, float]
-    saturation: float | None
-
-    @classmethod
-    def from_numbers(cls, numbers: Mapping[str, float]) -> ActivityScaling:
-        """Read the law from the numbers of a saved model."""
-        if "default_clock_hz" not in numbers:
-            raise bad_value("scaling", "a model fitted to utilisations at default clocks", "one that was not")
-        default_hz = (numbers["default_clock_hz"], numbers["default_memory_clock_hz"])
-        return cls(default_hz, numbers.get("memory_saturation"))
-
-
-@dataclass(frozen=True)
-class ApplicationUtilisations:
-    """Utilisations of named work at the default clocks, without power."""
-
-    names: tuple[str, ...]
-    share: Array  # (application, component)
-    components: tuple[str, ...]
-    on_memory: tuple[bool, ...]
-    default_hz: tuple[float, float]
-
-
-def read_applications(path: Path) -> ApplicationUtilisations:
-    """Read a file with the same header whose rows are a name and utilisations."""
-    body, default_hz, names, memory = _read_head(path)
-    for index, row in enumerate(body, HEADER_LINES + 1):
-        if len(row) != 1 + len(names):
-            wanted = f"a name and {len(names)} utilisations"
-            raise bad_value(f"{path.name}: line {index}", wanted, f"{len(row)} cells")
-    share = _read_numbers(body, 1, path.name)
-    _check_shares(share, names, path.name)
-    return ApplicationUtilisations(tuple(row[0] for row in body), share, names, memory, default_hz)
-
-
-@dataclass(frozen=True)
 class MeasuredPrograms:
     """Watts of programs over clocks: a row is one program at one pair of clocks."""
 
@@ -279,14 +269,23 @@ def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, s
 
 
 def application_activity(
-    work: ApplicationUtilisations, scaling: ActivityScaling, clock_hz: Array, memory_clock_hz: Array
+    work: UtilisationFile, scaling: Mapping[str, float], clock_hz: Array, memory_clock_hz: Array
 ) -> Activity:
-    """Return one second of each application at each pair of clocks, ``(application, pair, 1)``, by the law above."""
-    core, memory = clock_hz / scaling.default_hz[0], memory_clock_hz / scaling.default_hz[1]
-    busy_hz = np.array([scaling.default_hz[m] for m in work.on_memory])
+    """Return one second of each application at each pair of clocks, ``(application, pair, 1)``, by the law above.
+
+    ``scaling`` has the numbers of the law, as a table made of utilisations or a saved model holds them.
+    """
+    if "default_clock_hz" not in scaling:
+        raise bad_value("scaling", "a model fitted to utilisations at default clocks", "one that was not")
+    default_hz, saturation = (
+        (scaling["default_clock_hz"], scaling["default_memory_clock_hz"]),
+        scaling.get(SATURATION),
+    )
+    core, memory = clock_hz / default_hz[0], memory_clock_hz / default_hz[1]
+    busy_hz = np.array([default_hz[m] for m in work.on_memory])
     at_default = (work.share * busy_hz)[:, np.newaxis, :]
     share = work.share[:, np.newaxis, :]
-    factor = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], share, work.on_memory, scaling.saturation)
+    factor = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], share, work.on_memory, scaling.get(SATURATION))
     busy = np.asarray((work.share > 0).any(axis=1))[:, np.newaxis] * clock_hz
     on_memory = np.array(work.on_memory)
     relative = np.where(on_memory, memory[:, np.newaxis], core[:, np.newaxis])
@@ -337,39 +336,12 @@ def describe_scaling(saturation: float | None) -> str:
     )
 
 
-def _read_head(path: Path) -> tuple[list[list[str]], tuple[float, float], tuple[str, ...], tuple[bool, ...]]:
-    """Return the lines below the header, the default clocks, the components, and which are on the memory rail."""
-    where = path.name
-    try:
-        lines = [row for row in csv.reader(read_bytes(path).decode("utf-8").splitlines()) if row]
-    except UnicodeDecodeError as error:
-        raise bad_value(where, "UTF-8 text", f"byte {error.start}") from None
-    if len(lines) < HEADER_LINES + 1:
-        raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
-    if lines[0][0].strip() != "2":
-        raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
-    default, sizes = (_read_cells(lines[n - 1], where, n) for n in (2, 3))
-    names = tuple(cell.strip() for cell in lines[3])
-    if len(default) != 2 or len(sizes) != 2 or int(sizes[0]) + int(sizes[1]) != len(names):
-        raise bad_value(f"{where}: lines 2 to 4", "two clocks, two sizes, and that many names", f"{len(names)} names")
-    unknown = [name for name in names if name.upper() not in COMPONENT_EVENTS]
-    if unknown:
-        raise bad_value(f"{where}: line 4", f"components among {', '.join(COMPONENT_EVENTS)}", ", ".join(unknown))
-    on_memory = tuple(i >= int(sizes[0]) for i in range(len(names)))
-    return lines[HEADER_LINES:], (default[0] * MHZ, default[1] * MHZ), names, on_memory
-
-
 def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
     over = np.argwhere((share < 0) | (share > LARGEST_UTILISATION))
     if over.size:
         (row, column), do = over[0], "Percent instead of shares? Divide by 100."
         place = f"{where}: {names[column]}, line {row + HEADER_LINES + 1}"
         raise bad_value(place, "a share of the peak, 0 to 1", float(share[row, column]), do)
-
-
-def _read_numbers(lines: Sequence[Sequence[str]], first: int, where: str) -> Array:
-    """Return the cells of every line from ``first`` on."""
-    return np.array([_read_cells(row, where, n, first) for n, row in enumerate(lines, HEADER_LINES + 1)])
 
 
 def _read_cells(row: Sequence[str], where: str, line: int, first: int = 0) -> list[float]:
