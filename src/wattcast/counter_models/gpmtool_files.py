@@ -277,10 +277,7 @@ def application_activity(
     """
     if "default_clock_hz" not in scaling:
         raise bad_value("scaling", "a model fitted to utilisations at default clocks", "one that was not")
-    default_hz, saturation = (
-        (scaling["default_clock_hz"], scaling["default_memory_clock_hz"]),
-        scaling.get(SATURATION),
-    )
+    default_hz = scaling["default_clock_hz"], scaling["default_memory_clock_hz"]
     core, memory = clock_hz / default_hz[0], memory_clock_hz / default_hz[1]
     busy_hz = np.array([default_hz[m] for m in work.on_memory])
     at_default = (work.share * busy_hz)[:, np.newaxis, :]
