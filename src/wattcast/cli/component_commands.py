@@ -290,7 +290,7 @@ def show_bottom_up(
     from wattcast.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.predictor.api import find_gpu
 
-    settings = {
+    settings: dict[str, Any] = {
         "feature_nm": None if feature_size is None else 1e9 * parse(feature_size, "m", "--feature-size"),
         "voltage_v": None if voltage is None else parse(voltage, "V", "--voltage"),
         "temperature_k": None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,

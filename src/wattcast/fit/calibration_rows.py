@@ -285,15 +285,8 @@ def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> Measur
     if "power" in given and "energy" in given and abs(given["energy"] / (given["power"] * latency_s) - 1) > 0.05:
         found = f"{given['energy']:.4g} J, {given['power']:.4g} W and {latency_s:.4g} s"
         raise bad_value(where, "energy = power x latency", found, "Give one of the two, or mend the units.")
-    return MeasuredModel(
-        graph.name,
-        graph,
-        latency_s,
-        power_w,
-        given.get("clock"),
-        given.get("temperature", DEFAULT_TEMPERATURE_C),
-        given.get("power_limit"),
-    )
+    settings = given.get("clock"), given.get("temperature", DEFAULT_TEMPERATURE_C), given.get("power_limit")
+    return MeasuredModel(graph.name, graph, latency_s, power_w, *settings)
 
 
 def _split_quantity(column: str) -> tuple[str, str] | None:
@@ -313,11 +306,8 @@ def _read_quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
         name, unit = known
         text = str(cell).strip()
         if not unit and not any(c.isalpha() for c in text.replace("e", "").replace("E", "")):
-            raise bad_unit(
-                f"{where}: {column}",
-                f"a unit, as in {name}_{_example_unit(name)} or {text} {_example_unit(name)}",
-                text,
-            )
+            example = {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
+            raise bad_unit(f"{where}: {column}", f"a unit, as in {name}_{example} or {text} {example}", text)
         value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], f"{where}: {column}")
         if name in found:
             raise bad_value(where, f"one {name}", "two columns of it")
@@ -325,10 +315,6 @@ def _read_quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
             raise bad_value(f"{where}: {column}", "a number above zero", cell)
         found[name] = value
     return found
-
-
-def _example_unit(name: str) -> str:
-    return {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
 
 
 def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:

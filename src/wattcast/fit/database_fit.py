@@ -220,7 +220,9 @@ def one_thread() -> Any:
 def write_fit(bundle: Bundle, held: HeldOutRows, folder: Path) -> None:
     """Write ``bundle.json``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
     save_bundle(bundle, folder)
-    write_table(folder / HELD_OUT_FILE, _list_held_rows(held))
+    columns = vars(held).items()
+    rows = [{name: _round_value(values[i]) for name, values in columns} for i in range(len(held.kind))]
+    write_table(folder / HELD_OUT_FILE, rows)
 
 
 def shipped_held_out(gpu: str) -> HeldOutRows | None:
@@ -241,18 +243,10 @@ def read_held_out(path: Path) -> HeldOutRows:
     return HeldOutRows(**columns)
 
 
-def _list_held_rows(held: HeldOutRows) -> list[dict[str, Any]]:
-    columns = {item.name: getattr(held, item.name) for item in fields(held)}
-    return [{name: _round_value(values[i]) for name, values in columns.items()} for i in range(len(held.kind))]
-
-
 def _round_value(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    number = float(value)
-    if not np.isfinite(number):
-        return None
-    return int(value) if isinstance(value, np.integer) else float(f"{number:.6g}")
+    if isinstance(value, (str, np.integer)):
+        return value if isinstance(value, str) else int(value)
+    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 @dataclass(frozen=True)

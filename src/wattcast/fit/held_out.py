@@ -117,36 +117,34 @@ def predict_held_out(
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.select_rows(fold != k), rows.select_rows(test), gpu, idle) for k, test in enumerate(tests))
     for k, (test, found) in enumerate(zip(tests, run_each(_predict_fold, work, len(rows)), strict=True)):
-        predicted[test], oracle_s[test], near[:, test] = found[0], found[1], found[3]
-        for i, label in zip(np.flatnonzero(test), found[2], strict=True):
+        predicted[test], oracle_s[test], near[:, test], labels = found
+        for i, label in zip(np.flatnonzero(test), labels, strict=True):
             chosen[i] = label
         if tell:
             tell(f"fold {k + 1} of {folds}")
     return collect_held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
 
 
-def _predict_fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> _Fold:
+def _predict_fold(
+    known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
+) -> tuple[Array, Array, Array, list[str]]:
+    """Return figures, latency by the kernels that ran, nearness and chosen kernels of rows that a fit never saw."""
     found = fit_kernel_rows(known, gpu, idle)
+    bundle = build_bundle(found, test, gpu, {}, "")
     labels = [str(label or "") for label in choose_labels(test, found.learned.reference)]
-    near = row_nearness(build_bundle(found, test, gpu, {}, ""), test, gpu)
-    return predict_with_fit(found, test, gpu), predict_as_ran(found, test, gpu), labels, near
+    oracle_s = predict_as_ran(bundle, test, gpu)
+    return predict_with_bundle(bundle, test, gpu), oracle_s, row_nearness(bundle, test, gpu), labels
 
 
-# latency, power, clock and power asked for; latency by the kernels that ran; kernels chosen; nearness
-_Fold = tuple[Array, Array, list[str], Array]
-
-
-def predict_as_ran(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
+def predict_as_ran(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     """Predict the latency of bursts of products with the kernels that ran instead of those chosen; NaN elsewhere."""
     named = np.array([bool(names) for names in rows.names]) & np.isin(rows.family, ("gemm", "conv2d"))
     at = named & rows.is_kind("burst") & on_random_data(rows)
     result = np.full(len(rows), np.nan)
     if at.any():
-        bundle = build_bundle(found, rows, gpu, {}, "")
         some = rows.select_rows(at)
-        result[at] = _at_top(
-            replace(some, conditions=conditions_as_ran(some)), gpu, bundle, float(np.mean(gpu.clocks.max_hz))
-        )
+        some = replace(some, conditions=conditions_as_ran(some))
+        result[at] = _at_top(some, gpu, bundle, float(np.mean(gpu.clocks.max_hz)))
     return result
 
 
@@ -308,16 +306,15 @@ def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessL
     size, away, of = np.abs(log_ratio[known]), 1.0 - np.minimum(near[known], nearest), family[known]
     for name in np.unique(of):
         size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
-    slope = min(_SLOPES, key=lambda c: _pinball_loss(size, 1.0 + c * away))
+
+    def pinball_loss(slope: float) -> float:
+        spread = 1.0 + slope * away
+        over = size - spread * weighted_quantile(size / spread, spread, INTERVAL_LEVEL)  # the best t
+        return float(np.mean(np.maximum(INTERVAL_LEVEL * over, (INTERVAL_LEVEL - 1.0) * over)))
+
+    slope = min(_SLOPES, key=pinball_loss)
     middle = float(np.median(1.0 + slope * away))
     return round(1.0 / middle, 6), round(float(slope) / middle, 6), round(nearest, 6)
-
-
-def _pinball_loss(size: Array, spread: Array) -> float:
-    """Return the pinball loss of ``size`` against t·``spread`` for the best t, a weighted quantile of their ratio."""
-    t = weighted_quantile(size / spread, spread, INTERVAL_LEVEL)
-    over = size - t * spread
-    return float(np.mean(np.maximum(INTERVAL_LEVEL * over, (INTERVAL_LEVEL - 1.0) * over)))
 
 
 def weighted_quantile(values: Array, weight: Array, level: float) -> float:
@@ -390,23 +387,20 @@ def fit_reason_widening(left: LeftOutRows, without: str = "") -> dict[OutsideRea
     things, whys = np.array(left.thing), np.array(left.why)
     for why in OutsideReason:
         at = (whys == str(why)) & (things != without)
-        if len(set(things[at].tolist())) >= LEAST_KINDS:
-            time, power = (_half_width(left.needed(q)[at], things[at]) for q in ("latency", "power"))
+        kinds = len(set(things[at].tolist()))
+        if kinds >= LEAST_KINDS:
             rest = default_widening().apart[why]
-            found[why] = ReasonWidening(
-                rest.latency if time is None else time,
-                rest.power if power is None else power,
-                int(at.sum()),
-                len(set(things[at].tolist())),
-            )
+            time = _half_width(left.needed("latency")[at], things[at], rest.latency)
+            power = _half_width(left.needed("power")[at], things[at], rest.power)
+            found[why] = ReasonWidening(time, power, int(at.sum()), kinds)
     return found
 
 
-def _half_width(needed: Array, things: Names) -> float | None:
+def _half_width(needed: Array, things: Names, usual: float) -> float:
     known = np.isfinite(needed)
     count = Counter(things[known].tolist())
     if len(count) < LEAST_KINDS:
-        return None
+        return usual
     weight = np.array([1.0 / count[thing] for thing in things[known]])
     return round(weighted_quantile(needed[known], weight, INTERVAL_LEVEL), 4)
 
@@ -496,13 +490,13 @@ def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
     learner, features = np.array(kernels.work.root_family), kernels.work.features
     found = [np.full(len(learner), "", dtype="<U64") for _ in range(ROUNDS["size"])]
     for family in dict.fromkeys(learner.tolist()):
-        own = learner == family
-        cuts = [
-            cut
-            for name in features
-            if name.startswith("log_")
-            for cut in _cut_ends(name, features[name], own, counted)
-        ]
+        own, cuts = learner == family, []
+        for name, values in features.items():
+            here = values[own & counted]
+            if name.startswith("log_") and here.size and np.ptp(here) > 0.0:
+                low, high = np.quantile(here, [CUT, 1.0 - CUT])
+                cuts += [(f"small {name}", own & (values < low)), (f"large {name}", own & (values > high))]
+        cuts = [(label, gone) for label, gone in cuts if (gone & counted).sum() >= LEAST_THING_ROWS]
         step = max(len(cuts) // len(found), 1)
         for k, names in enumerate(found):
             at = k * step + k % 2  # now at the small end, now at the large
@@ -510,13 +504,3 @@ def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
                 label, gone = cuts[at]
                 names[gone] = f"{family}: {label}"
     return [names for names in found if (names != "").any()]
-
-
-def _cut_ends(name: str, values: Array, own: Mask, counted: Mask) -> list[tuple[str, Mask]]:
-    """Return masks of the smallest and the largest of a size, where a few rows lie there and not more."""
-    here = values[own & counted]
-    if here.size == 0 or np.ptp(here) == 0.0:
-        return []
-    low, high = np.quantile(here, [CUT, 1.0 - CUT])
-    both = ((f"small {name}", own & (values < low)), (f"large {name}", own & (values > high)))
-    return [(label, gone) for label, gone in both if (gone & counted).sum() >= LEAST_THING_ROWS]

@@ -108,15 +108,12 @@ def fit_gaussian_process(
     picked = np.random.default_rng(seed).permutation(len(target))[:length_rows]
     length, variance, noise = _fit_lengths(rows[picked], target[picked] - mean)
     points = rows * length
-    near = variance * np.exp(-_measure_distance(points))
+    norms = (points**2).sum(axis=-1)
+    distance = np.sqrt(np.maximum(norms[:, None] + norms - 2.0 * points @ points.T, 0.0))
+    near = variance * np.exp(-distance)
     near[np.diag_indices_from(near)] += noise if sure is None else noise * (sure**2).mean() / sure**2
     alpha = cho_solve(cho_factor(near, lower=True), target - mean)
     return GaussianProcess(names, length / spread, points, np.asarray(alpha), mean, variance)
-
-
-def _measure_distance(points: Array) -> Array:
-    norms = (points**2).sum(axis=-1)
-    return np.asarray(np.sqrt(np.maximum(norms[:, None] + norms - 2.0 * points @ points.T, 0.0)))
 
 
 def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
@@ -184,7 +181,9 @@ def fit_corrections(
     found: dict[str, Array] = {}
     for family in dict.fromkeys(families.tolist()):
         rows = np.flatnonzero(families == family)
-        start = _take_logs(begin[family]) if family in begin else _START
+        start = _START
+        if (c := begin.get(family)) is not None:
+            start = np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
         found[family] = _fit_group(terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, _LOOSE)
         for name in dict.fromkeys(groups[rows].tolist()):
             if name != family:
@@ -214,10 +213,6 @@ def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, start: 
         misfit, inside, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.2, diff_step=1e-3, max_nfev=60
     )
     return np.asarray(done.x)
-
-
-def _take_logs(c: Correction) -> Array:
-    return np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
 
 
 FEATURES = {  # of each family's kernels, that its residual is learned from
@@ -250,10 +245,8 @@ def fit_residuals(
     samples: Sequence[ResidualSample],
     *,
     pools: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    seed: int = 0,
     trees: int = 150,
     leaves: int = 12,
-    rate: float = 0.12,
     hold_in: bool = True,
     loss: str = "absolute_error",
     length_rows: int = LENGTH_ROWS,
@@ -281,12 +274,16 @@ def fit_residuals(
         again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
         # |predicted / measured - 1| is what is scored: for a median, a row far above the scaffold weighs less
         tilt = 1.0 if loss == "squared_error" else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
-        weight = tilt * sure
-        size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": rate, "loss": loss, "seed": seed}
-        size["least_rows"] = LEAST_LEAF_ROWS * (2 if again else 1)
-        ensemble = fit_trees(columns, target, weight, **size) if grown else None
-        drawn_in = _held_in(target) if hold_in and family in _RAGGED else target
-        process = fit_gaussian_process(columns, drawn_in, sure=sure, seed=seed, length_rows=length_rows)
+        ensemble, drawn_in = None, target
+        if grown:
+            size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": TREE_RATE, "loss": loss}
+            least_rows = LEAST_LEAF_ROWS * (2 if again else 1)
+            ensemble = fit_trees(columns, target, tilt * sure, least_rows=least_rows, **size)
+        if hold_in and family in _RAGGED:  # outliers are drawn in, since a process takes errors as Gaussian
+            middle = np.median(target)
+            spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
+            drawn_in = np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
+        process = fit_gaussian_process(columns, drawn_in, sure=sure, length_rows=length_rows)
         found[family] = LearnedFactor(ensemble, process, float(target.min()), float(target.max()))
     return found
 
@@ -294,15 +291,9 @@ def fit_residuals(
 LEAST_FOR_TREES = 40
 LEAST_FOR_PROCESS = 8
 LEAST_LEAF_ROWS = 6  # measured rows in a leaf
+TREE_RATE = 0.12  # at which trees learn
 _RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
 _OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
-
-
-def _held_in(target: Array) -> Array:
-    """Draw outliers in, for a process that takes errors as Gaussian."""
-    middle = np.median(target)
-    spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
-    return np.asarray(np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread))
 
 
 def residual_features(family: str, kernels: Kernels) -> tuple[str, ...]:

@@ -108,7 +108,11 @@ def pick_candidates(
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
     for name in dict.fromkeys(learners[allowed].tolist()):
-        here = _keep_foremost(np.flatnonzero((learners == name) & (allowed | (weight > 0))), share)
+        here = np.flatnonzero((learners == name) & (allowed | (weight > 0)))
+        if len(here) > MOST_CANDIDATES:  # those of most worth stay, and evenly among equals
+            evenly = np.random.default_rng(0).permutation(len(here))
+            ranked = evenly[np.argsort(-share[here][evenly], kind="stable")]
+            here = np.sort(here[ranked[:MOST_CANDIDATES]])
         extra = np.flatnonzero((learners == name) & measured) if measured is not None else np.zeros(0, dtype=np.int64)
         problems.append(
             _FamilyProblem(kernels, here, known, np.flatnonzero(others == name), extra, share, allowed[here])
@@ -119,15 +123,6 @@ def pick_candidates(
         found.append((best.place, best.worth))
         best.take()
     return found
-
-
-def _keep_foremost(rows: Index, worth: Array) -> Index:
-    """Return at most ``MOST_CANDIDATES`` rows: those of most worth, and evenly among equals."""
-    if len(rows) <= MOST_CANDIDATES:
-        return rows
-    evenly = np.random.default_rng(0).permutation(len(rows))
-    ranked = evenly[np.argsort(-worth[rows][evenly], kind="stable")]
-    return np.sort(rows[ranked[:MOST_CANDIDATES]])
 
 
 class _FamilyProblem:
@@ -150,9 +145,8 @@ class _FamilyProblem:
         before = [_place_rows(known, there, names), _place_rows(kernels, extra, names)]
         points, kinds = np.concatenate([p for p, _ in before]), np.concatenate([g for _, g in before])
         if len(points) > MOST_KNOWN:
-            kept = np.argsort(-_correlate_residuals(points, kinds, sizes, groups).max(axis=1), kind="stable")[
-                :MOST_KNOWN
-            ]
+            nearest = _correlate_residuals(points, kinds, sizes, groups).max(axis=1)
+            kept = np.argsort(-nearest, kind="stable")[:MOST_KNOWN]
             points, kinds = points[kept], kinds[kept]
         if len(points):
             cross = _correlate_residuals(points, kinds, sizes, groups)
