@@ -17,17 +17,9 @@ from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_table
+from wattcast.fit import kernel_fit
 from wattcast.core.records import dataclass, replace
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
-from wattcast.fit.kernel_fit import (
-    CardRows,
-    describe_cards,
-    energy_ratio,
-    find_card_levels,
-    loaded_clock_hz,
-    measured_ranges,
-    price_rows,
-)
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu, OperatingPoint
@@ -85,7 +77,7 @@ def extend_bundle(
     return replace(
         found,
         residuals={**base.residuals, **ends},
-        seen={**base.seen, **measured_ranges(known, kernels)},
+        seen={**base.seen, **kernel_fit.measured_ranges(known, kernels)},
         provenance=msgspec.structs.replace(base.provenance, note=f"{base.provenance.note}; {note}"),
     )
 
@@ -111,16 +103,20 @@ def without_engine(bundle: Bundle) -> Bundle:
     )
 
 
-def describe_bundle_cards(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> CardRows:
+def describe_bundle_cards(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> kernel_fit.CardRows:
     """Return what rows of a bundle's own kernels, not an engine's, tell of their cards."""
     power = bundle.power.as_module_power()
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    priced, sample = price_rows(rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference)
-    return describe_cards(priced, sample, power, bundle.toggling)
+    priced, sample = kernel_fit.price_rows(rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference)
+    return kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
 
 
 def _add_families(
-    bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[CardRows], steps: Sequence[MeasuredStep] = ()
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+    cards: Sequence[kernel_fit.CardRows],
+    steps: Sequence[MeasuredStep] = (),
 ) -> Bundle:
     """Fit corrections, time and energy of the rows' families into a bundle, energy of attention in ``steps`` too."""
     reference, law = bundle.reference, bundle.clock_law
@@ -130,7 +126,7 @@ def _add_families(
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
     burst = rows.is_kind("burst")
     some, latency_s = select_kernels(kernels, burst), rows.column("latency_s")[burst]
-    clock_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    clock_hz = kernel_fit.loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
     terms = compute_ideal_terms(some, reference)
     corrections = {**bundle.corrections, **fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz)}
     scaffold_s = terms.seconds(np.log(blend_corrections(some.work, corrections)), clock_hz)
@@ -138,10 +134,10 @@ def _add_families(
     power = bundle.power.as_module_power()
     timed = replace(bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {}))
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
-    priced, sample = price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
-    own = describe_cards(priced, sample, power, bundle.toggling)
-    priced = replace(priced, power_w=priced.power_w / own.compute_level(find_card_levels(*cards, own)))
-    sample = replace(sample, ratio=energy_ratio(priced, power, bundle.toggling))
+    priced, sample = kernel_fit.price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
+    own = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
+    priced = replace(priced, power_w=priced.power_w / own.compute_level(kernel_fit.find_card_levels(*cards, own)))
+    sample = replace(sample, ratio=kernel_fit.energy_ratio(priced, power, bundle.toggling))
 
     def with_energies(samples: Sequence[ResidualSample]) -> Bundle:
         energy = fit_residuals(samples, pools=_POOLS, trees=0, hold_in=False)
@@ -318,7 +314,7 @@ def judge_engine_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> JudgedRows:
 
 
 def _interval_ends(
-    bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[CardRows], tell: Callable[[str], None]
+    bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[kernel_fit.CardRows], tell: Callable[[str], None]
 ) -> dict[str, ResidualEnds]:
     """Return the ends of measured over predicted by family, each row predicted without its shape."""
     fold = assign_folds(rows)

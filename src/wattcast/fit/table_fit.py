@@ -36,13 +36,7 @@ from wattcast.predictor.kernel_phases import blend_corrections
 from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors, compute_ideal_terms
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
-from wattcast.workload.engine_operators import (
-    BlockProduct,
-    FusedExperts,
-    PagedAttention,
-    ScaledProduct,
-    WeightOnlyProduct,
-)
+from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
 LEAST_ROWS = 40  # of a family, to calibrate it
@@ -202,13 +196,15 @@ def judge_tables(table: TableRows, gpu: Gpu, forecast: Bundle, calibrated: Bundl
 
 def describe_work(op: Operator) -> str:
     """Name what a row timed, as errors are told: products and experts by format, attention by phase and cache."""
-    if isinstance(op, PagedAttention):
+    if isinstance(op, engine_operators.PagedAttention):
         return f"attention {op.kind_of_batch} over {op.kv_dtype}"
-    if isinstance(op, FusedExperts):
+    if isinstance(op, engine_operators.FusedExperts):
         return f"experts {op.weights}" + (f" by {op.scales}" if op.scales != "none" else "")
-    if isinstance(op, WeightOnlyProduct):
+    if isinstance(op, engine_operators.WeightOnlyProduct):
         return f"products with {op.weights} weights"
-    scales = f" by {op.scales}" if isinstance(op, (ScaledProduct, BlockProduct)) else ""
+    scales = (
+        f" by {op.scales}" if isinstance(op, (engine_operators.ScaledProduct, engine_operators.BlockProduct)) else ""
+    )
     return f"{'products' if op.family == 'gemm' else op.kind} {op.dtype}{scales}"
 
 

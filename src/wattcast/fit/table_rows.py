@@ -28,18 +28,7 @@ from wattcast.core.units import Dtype
 from wattcast.fit.kernel_rows import ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import RunCondition
-from wattcast.workload.engine_operators import (
-    EXPERT_LIBRARIES,
-    GRAPH_SPLITS,
-    GRAPH_TOKENS,
-    BlockProduct,
-    CacheWrite,
-    FusedExperts,
-    PagedAttention,
-    Quantize,
-    ScaledProduct,
-    WeightOnlyProduct,
-)
+from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear
 
@@ -97,7 +86,7 @@ def held_out(ops: Iterable[Operator]) -> Mask:
 
 
 def _name_sizes(op: Operator) -> str:
-    if isinstance(op, FusedExperts):  # tokens follow the routing where experts are on several GPUs
+    if isinstance(op, engine_operators.FusedExperts):  # tokens follow the routing where experts are on several GPUs
         return f"{op.elsewhere or op.picks} {op.hidden} {op.intermediate} {op.experts}"
     names = ("m", "n", "k", "groups", "heads", "kv_heads", "head_dim")
     return str([getattr(op, name) for name in names if hasattr(op, name)] or shape_name(op))
@@ -301,21 +290,21 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     elif file.half_only and word not in ("int8_wo", "int4_wo"):
         return f"{word} of {file.engine}, since a bundle means one engine's kernels"
     elif word == "fp8" and Dtype.FP8 in tensor:
-        op = ScaledProduct(m, n, k, "token" if file.engine == "vllm" else "tensor", dtype=Dtype.FP8)
-        beside = (Quantize(m, k, op.scales, dtype=Dtype.BF16),)
+        op = engine_operators.ScaledProduct(m, n, k, "token" if file.engine == "vllm" else "tensor", dtype=Dtype.FP8)
+        beside = (engine_operators.Quantize(m, k, op.scales, dtype=Dtype.BF16),)
     elif word == "fp8_block" and Dtype.FP8 in tensor:
         if file.engine == "vllm" and row["latency"] < HOST_BOUND_MS:
             return "fp8_block bound by the host"
         kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
-        op = BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
-        beside, copies = (Quantize(m, k, "block", dtype=Dtype.BF16),), 1
+        op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
+        beside, copies = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),), 1
     elif word == "nvfp4" and Dtype.FP4 in tensor:
-        op = BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
-        beside, copies = (Quantize(m, k, "block", dtype=Dtype.BF16),), 1
+        op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
+        beside, copies = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),), 1
     elif word in ("int8_wo", "int4_wo"):
         weights = word.partition("_")[0]
         group = 128 if weights == "int4" else -1
-        op = WeightOnlyProduct(m, n, k, weights, group, kernel="cutlass", dtype=Dtype.BF16)
+        op = engine_operators.WeightOnlyProduct(m, n, k, weights, group, kernel="cutlass", dtype=Dtype.BF16)
         copies = 1
     else:
         return f"format {word}"
@@ -338,14 +327,14 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     kv_heads = int(row.get("num_key_value_heads") or 0) or heads
     if heads % kv_heads:
         return "heads that key heads do not divide"
-    op = PagedAttention(
+    op = engine_operators.PagedAttention(
         *(heads, kv_heads, dim, ((batch, new, length),), cache),
         window=window,  # even one that holds all: FlashAttention 2 runs a slower kernel then, 4 times on an L40S
-        splits=GRAPH_SPLITS if batch * new <= GRAPH_TOKENS else 0,
+        splits=engine_operators.GRAPH_SPLITS if batch * new <= engine_operators.GRAPH_TOKENS else 0,
         bound=length,
         dtype=_HALF[row["attn_dtype"]],
     )
-    writes = CacheWrite(batch * new, kv_heads * dim, 1, 1, kv_heads * dim, cache, dtype=op.dtype)
+    writes = engine_operators.CacheWrite(batch * new, kv_heads * dim, 1, 1, kv_heads * dim, cache, dtype=op.dtype)
     return op, RunCondition(rotated="none"), (writes,)
 
 
@@ -376,7 +365,7 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     elif distribution != "balanced":
         return f"experts routed by {distribution}"
     top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
-    op = FusedExperts(
+    op = engine_operators.FusedExperts(
         tokens=max(round(int(row["num_tokens"]) * visits / top_k), 1),
         experts=experts,
         top_k=top_k,
@@ -385,7 +374,7 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         weights=weights,
         scales=scales,
         routing="power" if law else "balanced",
-        kernel=next((name for name in EXPERT_LIBRARIES if name in source), "triton"),
+        kernel=next((name for name in engine_operators.EXPERT_LIBRARIES if name in source), "triton"),
         elsewhere=round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel)),
         dtype=dtype,
     )
