@@ -205,10 +205,7 @@ def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[
     only negative counts are refused there.
     """
     if (count < 0).any():
-        row, do = (
-            int(np.flatnonzero(count < 0)[0]),
-            "A counter that wrapped or was read twice: measure this row again.",
-        )
+        row, do = int(np.argmax(count < 0)), "A counter that wrapped or was read twice: measure this row again."
         raise bad_value(f"{where}: column {column!r}, row {row + 1}", "counts, zero or more", float(count[row]), do)
     labels = np.asarray(work)
     for name in () if windows else dict.fromkeys(work):

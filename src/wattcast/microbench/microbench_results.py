@@ -191,24 +191,22 @@ _read_table = cache(partial(read_shipped_table, "wattcast.microbench"))
 def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     """Return the operations per cycle and SM that the vendor states, or None."""
     key, pipes = result.specification, gpu.pipes
-    packed = {"fp32": (Dtype.FP32, 2.0), "fp64": (Dtype.FP64, 2.0), "fp16x2": (Dtype.FP16, 4.0)}
-    packed["bf16x2"] = (Dtype.BF16, 4.0)
-    if key in packed:
-        dtype, flop = packed[key]
-        return float(pipes.cuda_flop_per_cycle[dtype]) / flop if dtype in pipes.cuda_flop_per_cycle else None
+    cuda, wide = pipes.cuda_flop_per_cycle, result.byte if result.operations else None
+    rates = {  # what an SM does in a cycle, and how much of it an operation takes
+        **{name: (cuda.get(dtype), 2.0) for name, dtype in (("fp32", Dtype.FP32), ("fp64", Dtype.FP64))},
+        **{name: (cuda.get(dtype), 4.0) for name, dtype in (("fp16x2", Dtype.FP16), ("bf16x2", Dtype.BF16))},
+        "int32": (pipes.int32_op_per_cycle, 1.0),
+        "sfu": (pipes.sfu_op_per_cycle, 1.0),
+        "sfu_pair": (pipes.sfu_op_per_cycle, 2.0),
+        "shared": (gpu.sm.shared_byte_per_cycle if wide else None, (wide or 1.0) / (result.operations or 1.0)),
+    }
     if key.startswith("tensor_"):
         dtype = Dtype.parse(key.removeprefix("tensor_").removesuffix("_sparse"))
-        more = 2.0 if key.endswith("_sparse") else 1.0  # two of four are skipped [NVIDIA H100 whitepaper]
-        return more * float(pipes.tensor_flop_per_cycle[dtype]) if dtype in pipes.tensor_flop_per_cycle else None
-    if key == "shared":
-        width = result.byte / result.operations if result.byte and result.operations else None
-        rate = gpu.sm.shared_byte_per_cycle
-        return float(rate) / width if rate is not None and width else None
-    of_pipe = {"int32": (pipes.int32_op_per_cycle, 1.0), "sfu": (pipes.sfu_op_per_cycle, 1.0)}
-    of_pipe["sfu_pair"] = (pipes.sfu_op_per_cycle, 2.0)
-    if key in of_pipe:
-        operations, each = of_pipe[key]
-        return None if operations is None else float(operations) / each
+        # two of four are skipped [NVIDIA H100 whitepaper]
+        rates[key] = pipes.tensor_flop_per_cycle.get(dtype), 0.5 if key.endswith("_sparse") else 1.0
+    if key in rates:
+        rate, each = rates[key]
+        return None if rate is None else float(rate) / each
     stated = {(row["compute_capability"], row["key"]): row for row in _read_table("throughput.csv")}
     row = stated.get((gpu.compute_capability, key))
     return float(row["per_cycle_sm"]) if row else None

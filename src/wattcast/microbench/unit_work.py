@@ -19,7 +19,9 @@ caches are left alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
+from wattcast.core.records import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -375,12 +377,7 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
             break
         try:
             ready = prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
-            iterations = calibrate_iterations(ready, COUNTED_S)
-            device.synchronize()
-            device.profile(True)
-            ready.launch(iterations)
-            device.synchronize()
-            device.profile(False)
+            _count_launch(device, partial(ready.launch, calibrate_iterations(ready, COUNTED_S)))
             ready.discard()
             counted += 1
         except DeviceFault as error:
@@ -389,6 +386,14 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
         except CudaError as error:
             say(f"counters: {benchmark.name}: {error}")
     return counted
+
+
+def _count_launch(device: CudaDevice, launch: Callable[[], None]) -> None:
+    device.synchronize()
+    device.profile(True)
+    launch()
+    device.synchronize()
+    device.profile(False)
 
 
 def order_benchmarks(benchmarks: Iterable[Benchmark], known: set[str]) -> list[Benchmark]:
@@ -404,11 +409,7 @@ def _count_multimedia(device: CudaDevice, have: set[str]) -> int:
         todo = [name for name in NAMES if name not in have]
         for name in todo:
             clip.enqueue(name)
-            device.synchronize()
-            device.profile(True)
-            clip.enqueue(name)
-            device.synchronize()
-            device.profile(False)
+            _count_launch(device, partial(clip.enqueue, name))
         for address in (clip.taken, clip.result, *clip.tables.values()):
             device.free(address)
         return len(todo)
