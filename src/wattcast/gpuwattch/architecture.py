@@ -174,33 +174,26 @@ def make_architecture(
     scaling: dict[str, float] = {}
     static: dict[str, float] = {}
     other: dict[str, dict[str, str]] = {}
-    for component, texts in params.items():
-        for key, text in texts.items():
-            where = f"{name}: {component}/{key}"
-            if key in known and known[key].component == component:
-                try:
-                    values[key] = known[key].read(text)
-                except BadInput as error:
-                    raise BadInput(f"{name}: {error}") from None
-            elif component == "system" and key in factors:
-                scaling[key] = _parse_needed_number(where, text)
-            elif component == "system" and key.startswith("static_"):
-                if key not in STATIC_NAMES:
-                    close = [f", such as {near}" for near in nearest_names(key, STATIC_NAMES)]
-                    raise bad_value(where, f"one of AccelWattch's static powers{''.join(close[:1])}", key)
-                static[key] = _parse_needed_number(where, text)
-            else:
-                other.setdefault(component, {})[key] = text
+    for component, key, text in ((c, key, text) for c, texts in params.items() for key, text in texts.items()):
+        where, is_static = f"{name}: {component}/{key}", key.startswith("static_")
+        if key in known and known[key].component == component:
+            try:
+                values[key] = known[key].read(text)
+            except BadInput as error:
+                raise BadInput(f"{name}: {error}") from None
+        elif component == "system" and (key in factors or is_static):
+            if is_static and key not in STATIC_NAMES:
+                close = [f", such as {near}" for near in nearest_names(key, STATIC_NAMES)]
+                raise bad_value(where, f"one of AccelWattch's static powers{''.join(close[:1])}", key)
+            number = _parse_number(text)
+            if number is None:
+                raise bad_value(where, "a number", clip_text(text))
+            (static if is_static else scaling)[key] = number
+        else:
+            other.setdefault(component, {})[key] = text
     is_accelwattch = any(key.startswith("static_") for key in params.get("system", {}))
     dialect = SimulatorDialect.ACCELWATTCH if is_accelwattch else SimulatorDialect.GPUWATTCH
     return ChipArchitecture(name, dialect, values, scaling, static, other, stats or {}, titles or {})
-
-
-def _parse_needed_number(where: str, text: str) -> float:
-    number = _parse_number(text)
-    if number is None:
-        raise bad_value(where, "a number", clip_text(text))
-    return number
 
 
 def _parse_number(text: str) -> float | None:
@@ -227,35 +220,35 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
         raise BadInput(f"{name}: not valid XML ({clip_text(str(error))}). Is the file complete?") from None
     tables: dict[str, dict[str, dict[str, str]]] = {"param": {}, "stat": {}}
     titles: dict[str, str] = {}
-    left = [(root, "", 1)]  # elements to visit, in file order from the end, with their component and depth
-    for count in itertools.count():
-        if not left:
-            break
-        element, component, depth = left.pop()
-        if depth > MAX_XML_DEPTH or count >= MAX_XML_ELEMENTS:
+    count = itertools.count(1)
+
+    def read_attribute(element: Any, key: str) -> str:
+        value = element.get(key)
+        if value is None or len(value) > _MAX_TEXT:
+            wanted = f"<{clip_text(element.tag)}> with {key!r} of at most {_MAX_TEXT} characters"
+            raise bad_value(name, wanted, str(value))
+        return str(value)
+
+    def visit(element: Any, component: str, depth: int) -> None:
+        if depth > MAX_XML_DEPTH or next(count) > MAX_XML_ELEMENTS:
             raise bad_value(name, f"at most {MAX_XML_DEPTH} levels and {MAX_XML_ELEMENTS} elements", "more")
         if element.tag == "component":
-            component = _read_attribute(element, "id", name)
+            component = read_attribute(element, "id")
             titles.setdefault(component, element.get("name", ""))
         elif element.tag in tables and component:
-            key, value = (_read_attribute(element, attribute, name) for attribute in ("name", "value"))
+            key, value = read_attribute(element, "name"), read_attribute(element, "value")
             known = tables[element.tag].setdefault(component, {}).setdefault(key, value)
             if known != value:
                 raise bad_value(f"{name}: {component}/{key}", "one value", f"{known} and {value}")
         else:
             raise bad_value(name, "components with params and stats", f"<{clip_text(element.tag)}>")
-        left += [(child, component, depth + 1) for child in reversed(element)]
+        for child in element:
+            visit(child, component, depth + 1)
+
+    visit(root, "", 1)
     if "system" not in tables["param"]:
         raise bad_value(name, "a McPAT component tree with a component 'system'", ", ".join(titles) or "none")
     return make_architecture(name, tables["param"], tables["stat"], titles)
-
-
-def _read_attribute(element: Any, key: str, name: str) -> str:
-    value = element.get(key)
-    if value is None or len(value) > _MAX_TEXT:
-        wanted = f"<{clip_text(element.tag)}> with {key!r} of at most {_MAX_TEXT} characters"
-        raise bad_value(name, wanted, str(value))
-    return str(value)
 
 
 def architecture_texts(architecture: ChipArchitecture) -> dict[str, dict[str, str]]:

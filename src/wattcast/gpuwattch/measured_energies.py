@@ -272,6 +272,11 @@ class MeasuredChip:
     bundle: Bundle
     design: ChipDesign
 
+    @property
+    def voltage(self) -> VoltageCurve:
+        """Relative core voltage by clock."""
+        return self.bundle.power.as_module_power().voltage
+
 
 @cache
 def measured_chip(name: str) -> MeasuredChip:
@@ -352,14 +357,8 @@ def measured_model(name: str) -> tuple[ChipArchitecture, EnergyTable, BuiltCompo
     architecture = measured_architecture(chip)
     table = measured_table(chip, architecture)
     components, sms = read_component_set(SimulatorDialect.ACCELWATTCH), chip.design.sm_count
-    voltage = voltage_curve(chip)
-    built = build_component_model(architecture, table, components, sm_count=sms, voltage=voltage, capped=False)
+    built = build_component_model(architecture, table, components, sm_count=sms, voltage=chip.voltage, capped=False)
     return architecture, table, built
-
-
-def voltage_curve(chip: MeasuredChip) -> VoltageCurve:
-    """Return the relative core voltage by clock of the GPU's bundle."""
-    return chip.bundle.power.as_module_power().voltage
 
 
 def launches_to_activity(launches: CountedLaunches, sm_count: float) -> Activity:
@@ -386,7 +385,7 @@ def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, .
     counts = np.stack([np.broadcast_to(value, seconds.shape) for value in count_accesses(metrics).values()], axis=-1)
     sms = float(chip.design.sm_count)
     active = np.clip(metrics.get("sm__cycles_active.sum", sms * cycles) / (sms * cycles), 0.0, 1.0)
-    level = voltage_curve(chip).level_at(cycles / seconds)
+    level = chip.voltage.level_at(cycles / seconds)
     families = tuple("" for _ in names)
     found = CountedLaunches(names, families, np.ones(len(names)), seconds, cycles / seconds, level, active, counts)
     return names, launches_to_activity(found, sms)
