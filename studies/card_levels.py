@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattcast import hardware
-from wattcast.fit.database_fit import load_origins
 from wattcast.fit.engine_fit import describe_bundle_cards, without_engine
 from wattcast.fit.kernel_fit import find_card_levels
 from wattcast.fit.kernel_rows import CARD, load_kernel_rows
@@ -31,8 +30,8 @@ class CardLevel:
 def load_card_levels(database: str) -> dict[str, CardLevel]:
     """Find the level of each card of a database, by its UUID, from rows of PyTorch's kernels alone."""
     gpu = hardware.load_gpu(database)
-    rows, origin = load_kernel_rows(database), load_origins(database)
-    uuid = dict(zip(rows.column(CARD).tolist(), origin.card, strict=True))
+    rows = load_kernel_rows(database)
+    uuid = dict(zip(rows.column(CARD).tolist(), rows.uuid, strict=True))
     cards = describe_bundle_cards(without_engine(bundle_for(gpu)), rows, gpu)
     count = Counter(cards.card[cards.told].tolist())
     return {uuid[card]: CardLevel(*level, count[card]) for card, level in find_card_levels(cards).items()}

@@ -27,11 +27,8 @@ from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import (
     KIND_OF_QUANTITY,
     PLANNED,
-    RowOrigins,
     combine_spread,
     compare_cards,
-    drop_origins,
-    load_origins,
     one_thread,
 )
 from wattcast.fit.held_out import (
@@ -176,7 +173,6 @@ class Counted:
 
 def counted(
     rows: KernelRows,
-    origin: RowOrigins,
     gone: Mask,
     quantity: str,
     new: Judged,
@@ -196,7 +192,7 @@ def counted(
     ends = np.log([known.get(name, (1.0, 1.0)) for name in rows.family]) * nearness_scale(near, line)[:, np.newaxis]
     by = np.array([getattr(apart[OutsideReason(w)], quantity) if w else 0.0 for w in why.tolist()])
     ends = np.exp(widen_log_ends(ends, by[:, np.newaxis]))
-    by = NORMAL_P90 * getattr(_spread_without(rows, origin, gone), quantity)
+    by = NORMAL_P90 * getattr(_spread_without(rows, gone), quantity)
     far = np.exp(widen_log_ends(np.log(ends), by))
     inside, own = (at & (ratio >= e[:, 0]) & (ratio <= e[:, 1]) for e in (far, ends))
     return Counted(quantity, np.where(at, of_class, ""), inside, own, far[:, 1] - far[:, 0])
@@ -209,19 +205,17 @@ def _measured_by(rows: KernelRows, known: Mask, quantity: str) -> Mask:
     return np.array([spec in there for spec in rows.spec])
 
 
-def _spread_without(rows: KernelRows, origin: RowOrigins, gone: Mask) -> CardSpread:
+def _spread_without(rows: KernelRows, gone: Mask) -> CardSpread:
     """The spread between cards as the others show it."""
-    rest = drop_origins(origin, gone)
-    return combine_spread(
-        {quantity: compare_cards(rows.select_rows(~gone), rest, quantity, None) for quantity in KIND_OF_QUANTITY}
-    )
+    rest = rows.select_rows(~gone)
+    return combine_spread({quantity: compare_cards(rest, quantity, None) for quantity in KIND_OF_QUANTITY})
 
 
 def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     """Share of the rows of cards left out that lie inside intervals made without them; minutes."""
-    rows, origin = kernel_rows.load_kernel_rows(gpu), load_origins(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
     where = f"{gpu} cards of the kind"
-    if len(set(origin.card)) < 2:
+    if len(set(rows.uuid)) < 2:
         reason = "rows of one card alone: nothing to count intervals for another card against"
         return [
             make_absent_row(where, f"{quantity}, rows of another card inside intervals", reason)
@@ -230,13 +224,13 @@ def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     chip = hardware.load_gpu(gpu)
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
     tables: list[Counted] = []
-    for cards in left_out_together(origin.card):
+    for cards in left_out_together(rows.uuid):
         tell(f"cards: fitting without {', '.join(map(name_of, cards))}")
-        gone = np.isin(origin.card, cards)
+        gone = np.isin(rows.uuid, cards)
         new, again = judge(rows, gone, chip, idle)
         apart = learned_apart(rows, gone, new, chip, idle, tell)
-        tables += [counted(rows, origin, gone, quantity, new, again, apart) for quantity in KIND_OF_QUANTITY]
-    return _said(where, rows, origin, tables)
+        tables += [counted(rows, gone, quantity, new, again, apart) for quantity in KIND_OF_QUANTITY]
+    return _said(where, rows, tables)
 
 
 def left_out_together(cards: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -247,18 +241,18 @@ def left_out_together(cards: tuple[str, ...]) -> list[tuple[str, ...]]:
     return large + ([small] if small else [])
 
 
-def _said(where: str, rows: KernelRows, origin: RowOrigins, tables: list[Counted]) -> list[LedgerRow]:
+def _said(where: str, rows: KernelRows, tables: list[Counted]) -> list[LedgerRow]:
     """Each class of all cards together, of each card, and of new operators by why they were measured."""
-    card, chosen = np.array(origin.card), np.array(origin.chosen)
+    card, chosen = np.array(rows.uuid), np.array(rows.chosen)
     out: list[LedgerRow] = []
     for quantity in KIND_OF_QUANTITY:
         mine = [table for table in tables if table.quantity == quantity]
         for name in CLASSES:
             whole = np.ones(len(rows), dtype=bool)
             parts = {"all cards": whole}
-            parts |= {f"card {name_of(c)}": card == c for c in dict.fromkeys(origin.card)}
+            parts |= {f"card {name_of(c)}": card == c for c in dict.fromkeys(rows.uuid)}
             if name == CLASSES[1]:
-                reasons = dict.fromkeys(origin.chosen)
+                reasons = dict.fromkeys(rows.chosen)
                 parts |= {_chosen(why): chosen == why for why in reasons}
             found = [_counted_row(where, f"{quantity}, {name}, {part}", name, mine, at) for part, at in parts.items()]
             out += [one for one in found if one["n"] >= LEAST_SAID]

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
-from wattcast.fit.database_fit import ALL_FAMILIES, KIND_OF_QUANTITY, load_origins, one_thread, repeat_log_ratios
+from wattcast.fit.database_fit import ALL_FAMILIES, KIND_OF_QUANTITY, one_thread, repeat_log_ratios
 from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
@@ -165,11 +165,11 @@ LEAST_REPEATS = 4
 
 def measurement_noise(database: str | Path) -> dict[tuple[str, str], float]:
     """Return the mean error in percent of a perfect prediction, by kind of row and family: |d|/√2 of repeats."""
-    rows, origin = kernel_rows.load_kernel_rows(database), load_origins(database)
+    rows = kernel_rows.load_kernel_rows(database)
     found = {}
     for quantity, kind in KIND_OF_QUANTITY.items():
         for family in (ALL_FAMILIES, *dict.fromkeys(rows.family)):
-            apart = repeat_log_ratios(rows, origin, quantity, family)
+            apart = repeat_log_ratios(rows, quantity, family)
             if apart.size >= LEAST_REPEATS:
                 found[kind, family] = float(100.0 * np.mean(np.abs(apart)) / np.sqrt(2.0))
     return found

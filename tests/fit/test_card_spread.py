@@ -12,13 +12,11 @@ import pytest
 from studies.learning_curves import measurement_noise
 
 from wattcast.core.errors import UnknownName, WattcastError
-from wattcast.fit import database_fit, kernel_rows
+from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import (
     CardComponents,
     CardShift,
-    RowOrigins,
     combine_spread,
-    load_origins,
     residual_shifts,
     shipped_held_out,
     variance_components,
@@ -45,9 +43,7 @@ def rows() -> KernelRows:
     return kernel_rows.load_kernel_rows("h200")
 
 
-def on_cards(
-    rows: KernelRows, count: int, card: float, by_kernel: float, noise: float, seed: int
-) -> tuple[KernelRows, RowOrigins]:
+def on_cards(rows: KernelRows, count: int, card: float, by_kernel: float, noise: float, seed: int) -> KernelRows:
     """The first rows of bursts, each twice on every card, with the deviations given."""
     rng = np.random.default_rng(seed)
     first = np.flatnonzero(rows.is_kind("burst") & rows.fit & (rows.repeat == 0) & on_random_data(rows))[:150]
@@ -64,7 +60,7 @@ def on_cards(
     times = 2 * count
     columns = {name: np.tile(v, times) for name, v in base.number.items()} | {"latency_s": np.concatenate(values)}
     settled = {"settled_power_w": np.full(times * len(base), np.nan)}
-    made = KernelRows(
+    return KernelRows(
         base.kind * times,
         base.ops * times,
         base.conditions * times,
@@ -73,17 +69,18 @@ def on_cards(
         np.tile(base.repeat, times),
         base.names * times,
         base.blocks * times,
+        tuple(names),
+        tuple(names),
+        (kernel_rows.PLANNED,) * len(names),
         columns | settled,
         np.tile(base.fit, times),
-        np.tile(base.learning, times),
         base.source,
         base.card,
     )
-    return made, RowOrigins(tuple(names), tuple(names), (database_fit.PLANNED,) * len(names))
 
 
 def test_components_are_found_again(rows: KernelRows) -> None:
-    found = [variance_components(*on_cards(rows, 6, 0.03, 0.01, 0.004, seed), "latency") for seed in range(12)]
+    found = [variance_components(on_cards(rows, 6, 0.03, 0.01, 0.004, seed), "latency") for seed in range(12)]
     known = [f for f in found if f is not None]
     assert len(known) == 12
     assert known[0].cards == 6
@@ -93,15 +90,15 @@ def test_components_are_found_again(rows: KernelRows) -> None:
 
 
 def test_cards_alike_are_not_told_apart_by_noise(rows: KernelRows) -> None:
-    found = variance_components(*on_cards(rows, 3, 0.0, 0.0, 0.01, 1), "latency")
+    found = variance_components(on_cards(rows, 3, 0.0, 0.0, 0.01, 1), "latency")
     assert found is not None
     assert found.apart < 0.004
 
 
 def test_one_card_takes_the_published_figures(rows: KernelRows) -> None:
-    alone = RowOrigins(("one",) * len(rows), ("run",) * len(rows), ("plan",) * len(rows))
-    assert variance_components(rows, alone, "latency") is None
-    assert residual_shifts(rows, alone, "latency", shipped_held_out("h200")) == []
+    alone = replace(rows, uuid=("one",) * len(rows), run=("run",) * len(rows))
+    assert variance_components(alone, "latency") is None
+    assert residual_shifts(alone, "latency", shipped_held_out("h200")) == []
     taken = combine_spread({"latency": [], "power": []})
     known = published_spread()
     assert (taken.latency, taken.power, taken.cards) == (known.latency, known.power, 1)
@@ -128,20 +125,19 @@ def test_a_shift_of_residuals_widens_and_never_narrows() -> None:
 
 def test_shifts_are_differences_of_the_residuals_of_random_rows(rows: KernelRows) -> None:
     """A second card that is 5 % slower, of every other row, shows as 5 %; rows chosen otherwise do not count."""
-    wanted = np.flatnonzero(rows.to_judge())
     rng = np.random.default_rng(0)
     second = rng.uniform(size=len(rows)) < 0.4
     odd = rng.uniform(size=len(rows)) < 0.2
-    origin = RowOrigins(
-        tuple("second" if s else "first" for s in second),
-        ("run",) * len(rows),
-        tuple("suggested" if o else "plan" for o in odd),
+    made = replace(
+        rows,
+        uuid=tuple("second" if s else "first" for s in second),
+        chosen=tuple("suggested" if o else "plan" for o in odd),
     )
+    wanted = np.flatnonzero(made.to_judge())
     slower = np.where(second, 1.05, 1.0) * np.where(odd & second, 3.0, 1.0)
     of_kind = rows.kind
     found = residual_shifts(
-        rows,
-        origin,
+        made,
         "latency",
         _held(rows, wanted, (slower * rng.lognormal(0, 0.08, len(rows)))[wanted], of_kind),
     )
@@ -167,9 +163,8 @@ def _held(rows: KernelRows, wanted: np.ndarray, ratio: np.ndarray, kind: tuple[s
 
 
 def test_the_database_says_which_card_measured_what(rows: KernelRows) -> None:
-    found = load_origins("h200")
-    assert len(found.card) == len(found.run) == len(found.chosen) == len(rows)
-    assert all(found.card)
+    assert len(rows.uuid) == len(rows.run) == len(rows.chosen) == len(rows)
+    assert all(rows.uuid)
     noise = measurement_noise("h200")
     assert 0.1 < noise["burst", "all"] < 2.0  # percent
     assert 0.1 < noise["sustained", "all"] < 3.0

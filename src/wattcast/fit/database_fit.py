@@ -33,7 +33,7 @@ from wattcast.fit import few_rows_fit, kernel_rows
 from wattcast.fit.engine_fit import extend_bundle, load_fitting_steps
 from wattcast.fit.held_out import HeldOutRows, fit_interval_ends, fit_nearness, fit_widening, predict_held_out
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
-from wattcast.fit.kernel_rows import KernelRows, parse_operators, settled_figures
+from wattcast.fit.kernel_rows import PLANNED, KernelRows, parse_operators, settled_figures
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
@@ -54,7 +54,6 @@ from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
 LEAST_COMMON = 20  # rows that two cards must share
-PLANNED = "plan"  # why a row was measured: at random
 _UNCAPPED = 0.995  # of the top clock: below, the power limit holds the clock
 KIND_OF_QUANTITY = {"latency": "burst", "power": "sustained"}
 ALL_FAMILIES = "all"
@@ -250,15 +249,6 @@ def _round_value(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class RowOrigins:
-    """Card and run of each row, and why it was measured, in the order of ``load_kernel_rows``."""
-
-    card: tuple[str, ...]
-    run: tuple[str, ...]
-    chosen: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class CardPair:
     """One quantity on two cards: the log of second over first, by kernel."""
 
@@ -285,36 +275,16 @@ class CardComponents:
         return float(np.sqrt(2.0 * (self.card**2 + self.card_by_kernel**2)))
 
 
-def load_origins(database: str | Path) -> RowOrigins:
-    """Load card and run of the rows that ``load_kernel_rows`` returns."""
-    plain = [
-        row for row in kernel_rows.read_plain_rows(database) if row.get("kind") != "idle" and not row.get("error")
-    ]
-    card, run, chosen = (
-        tuple(str(row.get(name) or usual) for row in plain)
-        for name, usual in (("card_uuid", ""), ("run", ""), ("chosen", PLANNED))
-    )
-    return RowOrigins(card, run, chosen)
-
-
-def drop_origins(origin: RowOrigins, gone: Mask) -> RowOrigins:
-    """Return the origins of the rows that stay."""
-    kept = np.flatnonzero(~gone)
-    return RowOrigins(*(tuple(column[i] for i in kept) for column in (origin.card, origin.run, origin.chosen)))
-
-
 def fit_card_spread(database: str | Path, held: HeldOutRows | None = None) -> CardSpread:
     """Fit the spread of cards to a database and its held-out predictions, together with the published spread."""
-    rows, origin = kernel_rows.load_kernel_rows(database), load_origins(database)
-    return combine_spread({quantity: compare_cards(rows, origin, quantity, held) for quantity in KIND_OF_QUANTITY})
+    rows = kernel_rows.load_kernel_rows(database)
+    return combine_spread({quantity: compare_cards(rows, quantity, held) for quantity in KIND_OF_QUANTITY})
 
 
-def compare_cards(
-    rows: KernelRows, origin: RowOrigins, quantity: str, held: HeldOutRows | None
-) -> CardComponents | list[CardShift]:
+def compare_cards(rows: KernelRows, quantity: str, held: HeldOutRows | None) -> CardComponents | list[CardShift]:
     """Compare cards by kernels in common, or by their shifts where they have none (an empty list: one card)."""
-    found = variance_components(rows, origin, quantity)
-    return found if found is not None else residual_shifts(rows, origin, quantity, held)
+    found = variance_components(rows, quantity)
+    return found if found is not None else residual_shifts(rows, quantity, held)
 
 
 def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> CardSpread:
@@ -357,16 +327,16 @@ class CardShift:
     rows: int
 
 
-def residual_shifts(rows: KernelRows, origin: RowOrigins, quantity: str, held: HeldOutRows | None) -> list[CardShift]:
+def residual_shifts(rows: KernelRows, quantity: str, held: HeldOutRows | None) -> list[CardShift]:
     """Compare every card with enough planned rows to the card with most; empty without matching predictions."""
     wanted = np.flatnonzero(rows.to_judge())
     if held is None or len(held.kind) != len(wanted):
         return []
     ratio, usable = held.ratio(quantity)
-    usable &= np.array([origin.chosen[i] == PLANNED for i in wanted], dtype=bool)
+    usable &= np.array([rows.chosen[i] == PLANNED for i in wanted], dtype=bool)
     if quantity == "power":
         usable &= held.clock_hz > _UNCAPPED * np.nanmax(held.clock_hz)
-    card = np.array([origin.card[i] for i in wanted])
+    card = np.array([rows.uuid[i] for i in wanted])
     logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
     logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
     variance = {  # of the median
@@ -386,12 +356,12 @@ def residual_shifts(rows: KernelRows, origin: RowOrigins, quantity: str, held: H
     ]
 
 
-def variance_components(rows: KernelRows, origin: RowOrigins, quantity: str) -> CardComponents | None:
+def variance_components(rows: KernelRows, quantity: str) -> CardComponents | None:
     """Estimate variance components of ``latency`` (bursts) or ``power`` (sustained rows); None for a single card."""
-    pairs = list(pair_cards(rows, origin, quantity))
+    pairs = list(pair_cards(rows, quantity))
     if not pairs:
         return None
-    noise = _estimate_repeat_noise(rows, origin, quantity)
+    noise = _estimate_repeat_noise(rows, quantity)
     middle = np.array([np.median(p.log_ratio) for p in pairs])
     within = np.array([_take_p90(np.abs(p.log_ratio - m)) / NORMAL_P90 for p, m in zip(pairs, middle, strict=True)])
     count = np.array([p.log_ratio.size for p in pairs])
@@ -402,13 +372,13 @@ def variance_components(rows: KernelRows, origin: RowOrigins, quantity: str) -> 
     return CardComponents(quantity, card**0.5, by_kernel**0.5, float(noise), cards, int(count.sum()))
 
 
-def _estimate_repeat_noise(rows: KernelRows, origin: RowOrigins, quantity: str) -> float:
+def _estimate_repeat_noise(rows: KernelRows, quantity: str) -> float:
     """Estimate the standard deviation of one row from repeats."""
-    still = repeat_log_ratios(rows, origin, quantity)
+    still = repeat_log_ratios(rows, quantity)
     return float(_take_p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
 
 
-def pair_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> Iterator[CardPair]:
+def pair_cards(rows: KernelRows, quantity: str) -> Iterator[CardPair]:
     """Yield every two cards with enough kernels in common; repeats of a kernel on a card are averaged first."""
     figure = _take_figure(rows, quantity)
     if quantity == "power":
@@ -416,8 +386,8 @@ def pair_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> Iterator[
         figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), figure, np.nan)
     means: dict[str, dict[tuple[str, str], float]] = {}
     for key, members in _group_repeats(rows, quantity, figure).items():
-        for card in dict.fromkeys(origin.card[i] for i in members):
-            own = [float(np.log(figure[i])) for i in members if origin.card[i] == card]
+        for card in dict.fromkeys(rows.uuid[i] for i in members):
+            own = [float(np.log(figure[i])) for i in members if rows.uuid[i] == card]
             means.setdefault(card, {})[key] = float(np.mean(own))
     for first, second in combinations(sorted(means), 2):
         common = [key for key in means[first] if key in means[second]]
@@ -426,35 +396,35 @@ def pair_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> Iterator[
             yield CardPair(first, second, quantity, ratio)
 
 
-def check_left_out_cards(rows: KernelRows, origin: RowOrigins, quantity: str) -> dict[str, Mask]:
+def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
     """Tell for each card which kernels in common lie within 90 % of the spread that the other cards show.
 
     Differences to every other card, each against sqrt(apart² + 2·noise²): spread and repeats of both.
     """
-    pairs = list(pair_cards(rows, origin, quantity))
+    pairs = list(pair_cards(rows, quantity))
     found = {}
     for card in dict.fromkeys(name for p in pairs for name in (p.first, p.second)):
-        gone = np.array([c == card for c in origin.card])
-        rest, others = rows.select_rows(~gone), drop_origins(origin, gone)
-        seen = variance_components(rest, others, quantity)
+        gone = np.array([c == card for c in rows.uuid])
+        rest = rows.select_rows(~gone)
+        seen = variance_components(rest, quantity)
         spread = getattr(
             combine_spread({q: seen if q == quantity and seen else [] for q in KIND_OF_QUANTITY}), quantity
         )
-        noise = _estimate_repeat_noise(rest, others, quantity)
+        noise = _estimate_repeat_noise(rest, quantity)
         within = NORMAL_P90 * float(np.sqrt(spread**2 + 2.0 * noise**2))
         apart = np.concatenate([p.log_ratio for p in pairs if card in (p.first, p.second)])
         found[card] = np.abs(apart) <= within
     return found
 
 
-def repeat_log_ratios(rows: KernelRows, origin: RowOrigins, quantity: str, family: str = ALL_FAMILIES) -> Array:
+def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIES) -> Array:
     """Return log-ratios of rows and their repeats in the same run on the same card."""
     figure, families = _take_figure(rows, quantity), rows.family
     found = [
         float(np.log(figure[a] / figure[b]))
         for members in _group_repeats(rows, quantity, figure).values()
         for a, b in combinations(members, 2)
-        if origin.run[a] == origin.run[b] and family in (ALL_FAMILIES, families[a])
+        if rows.run[a] == rows.run[b] and family in (ALL_FAMILIES, families[a])
     ]
     return np.array(found)
 

@@ -43,9 +43,11 @@ class KernelRows:
     repeat: npt.NDArray[np.int64]
     names: tuple[tuple[str, ...], ...]
     blocks: tuple[tuple[int, ...], ...]  # of each named kernel
+    uuid: tuple[str, ...]  # of the card
+    run: tuple[str, ...]
+    chosen: tuple[str, ...]  # why a row was measured
     number: dict[str, Array]
     fit: Mask  # not flagged
-    learning: Mask  # to learn from alone: picked for it, or repeats of a kernel on another card
     source: str
     card: str
     held_out: Mask | None = None  # rows that must never be fitted to; None: the database names none
@@ -73,7 +75,8 @@ class KernelRows:
 
     def to_judge(self) -> Mask:
         """Return the mask of the bursts and sustained rows by which fits are judged, each once."""
-        return np.asarray(self.is_kind("burst", "sustained") & self.fit & (self.repeat == 0) & ~self.learning)
+        first = self.is_kind("burst", "sustained") & self.fit & (self.repeat == 0)
+        return np.asarray(first & ~np.isin(self.chosen, TO_LEARN_FROM))
 
     @property
     def family(self) -> tuple[str, ...]:
@@ -87,6 +90,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
     if not plain:
         raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
     ops = parse_operators([row["operator"] for row in plain], str(database))
+    uuid = tuple(str(row.get("card_uuid") or "") for row in plain)
     held = [bool((row.get("detail") or {}).get("held_out")) for row in plain]
     first = plain[0]
     return KernelRows(
@@ -98,19 +102,23 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
         names=tuple(tuple(row.get("kernel_names") or ()) for row in plain),
         blocks=tuple(tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain),
+        uuid=uuid,
+        run=tuple(str(row.get("run") or "") for row in plain),
+        chosen=tuple(str(row.get("chosen") or PLANNED) for row in plain),
         number={
             name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
             for name in ROW_NUMBERS
         }
-        | {CARD: np.array([float(zlib.crc32(str(row.get("card_uuid") or "").encode())) for row in plain])},
+        | {CARD: np.array([float(zlib.crc32(name.encode())) for name in uuid])},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
-        learning=np.array([row.get("chosen") in ("learning", "common") for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
         held_out=np.array(held) if any(held) else None,
     )
 
 
+PLANNED = "plan"  # why a row was measured: at random
+TO_LEARN_FROM = ("learning", "common")  # alone: picked for it, or repeats of a kernel on another card
 CARD = "card"  # column: a number that stands for the card of a row, the same in every database
 
 

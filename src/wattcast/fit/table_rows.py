@@ -25,7 +25,7 @@ from wattcast.core.errors import BadInput, UnknownName, bad_value
 from wattcast.core.measured_rows import import_polars
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
-from wattcast.fit.kernel_rows import ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
+from wattcast.fit.kernel_rows import PLANNED, ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import RunCondition
 from wattcast.workload import engine_operators
@@ -422,9 +422,11 @@ def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> Kerne
         repeat=np.zeros(count, dtype=np.int64),
         names=((),) * count,
         blocks=((),) * count,
+        uuid=("",) * count,
+        run=("",) * count,
+        chosen=(PLANNED,) * count,
         number=number,
         fit=np.ones(count, dtype=bool),
-        learning=np.zeros(count, dtype=bool),
         source=", ".join(names),
         card=next((file.system for file in files if file.system), ""),
     )

@@ -270,18 +270,15 @@ def layer_rows(gpu: str) -> list[LedgerRow]:
 
 def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
     """Return the spread between cards: what the database shows, what is taken, and whether it holds elsewhere."""
-    rows, origin = load_kernel_rows(gpu), database_fit.load_origins(gpu)
+    rows = load_kernel_rows(gpu)
     where = f"{gpu} cards of the kind"
-    found = {
-        quantity: database_fit.compare_cards(rows, origin, quantity, held)
-        for quantity in database_fit.KIND_OF_QUANTITY
-    }
+    found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in database_fit.KIND_OF_QUANTITY}
     spreads = [
         _make_spread_row(where, quantity, found[quantity], database_fit.combine_spread(found))
         for quantity in database_fit.KIND_OF_QUANTITY
     ]
     return spreads + [
-        one for quantity in database_fit.KIND_OF_QUANTITY for one in _make_common_rows(where, quantity, rows, origin)
+        one for quantity in database_fit.KIND_OF_QUANTITY for one in _make_common_rows(where, quantity, rows)
     ]
 
 
@@ -304,11 +301,9 @@ def _make_spread_row(
     return make_ledger_row(where, f"{quantity}, deviation of another card", rows, None, **more)
 
 
-def _make_common_rows(
-    where: str, quantity: str, rows: KernelRows, origin: database_fit.RowOrigins
-) -> list[LedgerRow]:
+def _make_common_rows(where: str, quantity: str, rows: KernelRows) -> list[LedgerRow]:
     """Return the share of kernels in common that lie within the spread that the other cards show."""
-    found = database_fit.check_left_out_cards(rows, origin, quantity)
+    found = database_fit.check_left_out_cards(rows, quantity)
     if not found:
         return []
     inside = np.concatenate(list(found.values()))
