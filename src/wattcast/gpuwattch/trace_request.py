@@ -166,7 +166,7 @@ class ChipFiles(NamedTuple):
     @property
     def voltage(self) -> VoltageCurve | None:
         """Core voltage by clock, where it was measured."""
-        return self.chip and self.chip.voltage
+        return None if self.chip is None else self.chip.voltage
 
     def trace_scaling(self, request: TraceRequest) -> dict[str, float]:
         """Return the scaling factors that the simulator has multiplied its unit counters by."""
