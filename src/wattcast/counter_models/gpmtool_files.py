@@ -113,7 +113,13 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
         rail, family = "memory" if on_memory else "core", name.upper().split()[0]
         predictors.append(CounterPredictor(COMPONENT_EVENTS[name.upper()], rail, family, name, full_hz))
     scaling = {"default_clock_hz": file.default_hz[0], "default_memory_clock_hz": file.default_hz[1]}
-    scaling |= {} if saturation is None else {SATURATION: saturation}
+    law = "core rates are taken to follow the core clock and memory rates the memory clock."
+    if saturation is not None:
+        scaling[SATURATION] = saturation
+        law = (
+            "all rates of a benchmark are taken to follow the core clock until it would need more than "
+            f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
+        )
     names = tuple(f"benchmark {i + 1}" for i in range(len(seen)))
     return CounterTable(
         name=file.name,
@@ -127,7 +133,7 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
         group=np.arange(len(seen)),
         group_names=names,
         default_hz=file.default_hz,
-        notes=(describe_scaling(saturation),),
+        notes=(f"Utilisations were measured at the default clocks only; at others, {law}",),
         scaling=scaling,
     )
 
@@ -320,17 +326,6 @@ def relative_pace(
     now = ((1.0 / clock) ** sharpness + (need / memory_clock) ** sharpness) ** (1.0 / sharpness)
     then = (1.0 + need**sharpness) ** (1.0 / sharpness)
     return np.asarray(then / now)
-
-
-def describe_scaling(saturation: float | None) -> str:
-    """Describe the assumption about activity at clocks where none was measured."""
-    start = "Utilisations were measured at the default clocks only; at others, "
-    if saturation is None:
-        return start + "core rates are taken to follow the core clock and memory rates the memory clock."
-    return (
-        f"{start}all rates of a benchmark are taken to follow the core clock until it would need more than "
-        f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
-    )
 
 
 def _check_shares(share: Array, names: Sequence[str], where: str) -> None:

@@ -229,9 +229,12 @@ def calibrate_analysed(
     learned = (*time.learned(idle_w), *energy.learned(idle_w))
     factors = {item.name: item.value for item in learned}
     left = tuple(n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors)
-    errors = time.errors(len(rows)), energy.errors(count)
-    done = Calibration(bundle, learned, left, *errors, len(rows), notes)
-    return replace(done, bundle=_apply_factors(bundle, done, time.left_out, energy.left_out[:count], source))
+    said = ", ".join(f"{item.name} {item.value:.3g}" for item in learned) or "nothing"
+    note = f"calibrated on {len(rows)} whole-model row{'s' if len(rows) > 1 else ''}: {said}"
+    origin = Provenance(f"wattcast calibrate {source}", bundle.provenance.date, f"{bundle.gpu} ({source})", note)
+    left_out = dict.fromkeys(FAMILIES, (time.left_out, energy.left_out[:count]))
+    made = describe_moved(apply_factors(bundle, factors), bundle, origin, left_out)
+    return Calibration(made, learned, left, time.errors(len(rows)), energy.errors(count), len(rows), notes)
 
 
 @dataclass(frozen=True)

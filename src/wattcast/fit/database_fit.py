@@ -227,12 +227,9 @@ def write_fit(bundle: Bundle, held: HeldOutRows, folder: Path) -> None:
 def shipped_held_out(gpu: str) -> HeldOutRows | None:
     """Return the held-out predictions that ship with a bundle, or None."""
     path = files("wattcast.predictor.bundle").joinpath(gpu, HELD_OUT_FILE)
-    return read_held_out(Path(str(path))) if path.is_file() else None
-
-
-def read_held_out(path: Path) -> HeldOutRows:
-    """Read the held-out predictions that ``write_fit`` wrote."""
-    rows = read_table(path)
+    if not path.is_file():
+        return None
+    rows = read_table(Path(str(path)))
     columns: dict[str, Any] = {}
     for item in fields(HeldOutRows):
         values = [row.get(item.name) for row in rows]
@@ -254,7 +251,6 @@ class CardPair:
 
     first: str
     second: str
-    quantity: str
     log_ratio: Array
 
 
@@ -393,7 +389,7 @@ def pair_cards(rows: KernelRows, quantity: str) -> Iterator[CardPair]:
         common = [key for key in means[first] if key in means[second]]
         if len(common) >= LEAST_COMMON:
             ratio = np.array([means[second][key] - means[first][key] for key in common])
-            yield CardPair(first, second, quantity, ratio)
+            yield CardPair(first, second, ratio)
 
 
 def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
