@@ -360,15 +360,6 @@ def _exponentiate_factors(chosen: tuple[str, ...], theta: Array, idle_w: float) 
     return {n: float(x * idle_w if n == IDLE_OFFSET else np.exp(x)) for n, x in zip(chosen, theta, strict=True)}
 
 
-def _apply_factors(forecast: Bundle, done: Calibration, time: Array, energy: Array, source: str) -> Bundle:
-    """Apply the factors to the forecast; intervals come from rows left out, shrunk towards the forecast's."""
-    said = ", ".join(f"{item.name} {item.value:.3g}" for item in done.learned) or "nothing"
-    note = f"calibrated on {done.rows} whole-model row{'s' if done.rows > 1 else ''}: {said}"
-    origin = f"wattcast calibrate {source}", forecast.provenance.date, f"{forecast.gpu} ({source})", note
-    left_out = dict.fromkeys(FAMILIES, (time, energy))
-    return describe_moved(apply_factors(forecast, done.factors), forecast, Provenance(*origin), left_out)
-
-
 def describe_moved(
     bundle: Bundle, forecast: Bundle, provenance: Provenance, left_out: Mapping[str, tuple[Array, Array]]
 ) -> Bundle:
