@@ -21,7 +21,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, check_names
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
-from wattcast.counter_models.profiler_counters import read_ncu_launches, read_nvprof
+from wattcast.counter_models.profiler_counters import LaunchKey, read_ncu_launches, read_nvprof
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import Power, PowerModel
@@ -29,15 +29,6 @@ from wattcast.power.power_model import Power, PowerModel
 COUNTER_BOOK_FORMAT = 1
 CYCLE_EVENT = "core_cycle"
 ANY_SIZE = (0, 0, 0)  # grid or block of counts that hold for every launch of a kernel
-
-
-@dataclass(frozen=True)
-class LaunchKey:
-    """The properties that launches with the same counters have in common."""
-
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import math
 import re
 import subprocess
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,9 @@ _UNIT_WORDS = ("second", "byte", "inst", "sector", "cycle", "request", "hz", "Hz
 _NAME_COLUMNS = ("Kernel Name", "kernel", "Kernel", "name")
 
 
-class ConfiguredKernel(NamedTuple):
-    """A kernel with its launch configuration; sizes are empty where the export does not hold them."""
+@dataclass(frozen=True)
+class LaunchKey:
+    """A kernel and its launch configuration, which launches with the same counters share; sizes empty: not known."""
 
     kernel: str
     grid: tuple[int, ...] = ()
@@ -83,7 +84,7 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...]
     return names, _ncu_activity(metrics, sm_count, path.name)
 
 
-def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[ConfiguredKernel, dict[str, float]]]:
+def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[LaunchKey, dict[str, float]]]:
     """Read each launch of an Nsight Compute CSV export with its counts."""
     launches, metrics = _ncu_metrics(path)
     activity = _ncu_activity(metrics, sm_count, path.name)
@@ -182,7 +183,7 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
     return tuple(launch.kernel for launch in launches), metrics
 
 
-def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Array]]:
+def _ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array]]:
     data = _import_report(path) if path.suffix == ".ncu-rep" else read_bytes(path, _MAX_BYTE)
     text = data.decode("utf-8", "replace")
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)
@@ -190,7 +191,7 @@ def _ncu_metrics(path: Path) -> tuple[tuple[ConfiguredKernel, ...], dict[str, Ar
         raise bad_value(path.name, 'a CSV with a header that starts with "ID" (ncu --csv)', clip_text(text[:60]))
     rows = list(csv.reader(io.StringIO("\n".join(text.splitlines()[start:]))))
     header, body, where = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])], path.name
-    kernels: dict[str, ConfiguredKernel] = {}
+    kernels: dict[str, LaunchKey] = {}
     values: dict[str, dict[str, float]] = {}
     if "Metric Name" in header:  # one row per metric; the ID identifies kernels
         wanted = ("ID", "Metric Name", "Metric Unit", "Metric Value")
@@ -226,11 +227,11 @@ def _import_report(path: Path) -> bytes:
     return ended.stdout
 
 
-def _read_configuration(header: list[str], row: list[str]) -> ConfiguredKernel:
+def _read_configuration(header: list[str], row: list[str]) -> LaunchKey:
     """Return kernel name, grid and block of one row; sizes look like ``(128, 1, 1)``."""
     cell = dict(zip(header, row, strict=True))
     sizes = (tuple(int(n) for n in re.findall(r"\d+", cell.get(name, ""))) for name in ("Grid Size", "Block Size"))
-    return ConfiguredKernel(cell.get("Kernel Name", ""), *sizes)
+    return LaunchKey(cell.get("Kernel Name", ""), *sizes)
 
 
 def _read_value(text: str, unit: str, where: str) -> float:
