@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from wattcast.core.records import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import read_bytes, read_number, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
 from wattcast.counter_models.launch_power import query_nsys

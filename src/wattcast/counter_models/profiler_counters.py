@@ -18,7 +18,6 @@ import math
 import re
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +26,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
+from wattcast.core.records import dataclass
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.campaigns.nsight_counters import find_ncu

@@ -17,8 +17,8 @@ from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_table
-from wattcast.fit import kernel_fit
 from wattcast.core.records import dataclass, replace
+from wattcast.fit import kernel_fit
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals

@@ -21,7 +21,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
-from wattcast.core.records import dataclass
 from pathlib import Path
 
 import numpy as np
