@@ -79,14 +79,14 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...]
 
     ``sm_count`` turns active SMs into idle ones. The clock of each kernel is its cycles over its time.
     """
-    launches, metrics = _ncu_metrics(path)
+    launches, metrics = read_ncu_metrics(path)
     names = tuple(launch.kernel for launch in launches)
     return names, _ncu_activity(metrics, sm_count, path.name)
 
 
 def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[LaunchKey, dict[str, float]]]:
     """Read each launch of an Nsight Compute CSV export with its counts."""
-    launches, metrics = _ncu_metrics(path)
+    launches, metrics = read_ncu_metrics(path)
     activity = _ncu_activity(metrics, sm_count, path.name)
     rows = [dict(zip(activity.events, row.tolist(), strict=True)) for row in activity.value]
     return list(zip(launches, rows, strict=True))
@@ -177,13 +177,8 @@ def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: s
     return Activity(duration_s, value, tuple(columns), at, ActivitySource.PROFILED)
 
 
-def read_ncu_metrics(path: Path) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Read kernel names and every metric of an Nsight Compute CSV export in base units (shares 0 to 1)."""
-    launches, metrics = _ncu_metrics(path)
-    return tuple(launch.kernel for launch in launches), metrics
-
-
-def _ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array]]:
+def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array]]:
+    """Read the launches and every metric of an Nsight Compute CSV export in base units (shares 0 to 1)."""
     data = _import_report(path) if path.suffix == ".ncu-rep" else read_bytes(path, _MAX_BYTE)
     text = data.decode("utf-8", "replace")
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)

@@ -377,7 +377,8 @@ def launches_to_activity(launches: CountedLaunches, sm_count: float) -> Activity
 
 def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, ...], Activity]:
     """Read an Nsight Compute export in the counts that the measured energies were fitted to."""
-    names, metrics = profiler_counters.read_ncu_metrics(path)
+    launches, metrics = profiler_counters.read_ncu_metrics(path)
+    names = tuple(launch.kernel for launch in launches)
     needed = ("gpu__time_duration.sum", "sm__cycles_elapsed.max", "smsp__inst_executed.sum")
     if lost := [metric for metric in needed if metric not in metrics]:
         raise BadInput(f"{path.name}: metrics {', '.join(lost)} are missing. Collect them with ncu --metrics.")

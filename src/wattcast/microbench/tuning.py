@@ -414,7 +414,7 @@ class TuningReport:
 
 def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
     """Read an Nsight Compute export and judge every kernel on the device of ``results``."""
-    (names, metrics), called, time = read_ncu_metrics(path), unit_work.METRICS, unit_work.TIME
+    (launches, metrics), called, time = read_ncu_metrics(path), unit_work.METRICS, unit_work.TIME
     if time not in metrics:
         raise bad_value(path.name, f"the metric {time}", "an export without it", "Collect it with ncu --metrics.")
     idle_w = unit_work.find_idle_power_w(results)
@@ -423,9 +423,9 @@ def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
         wanted = ", ".join(called[name] for name in counters)
         raise BadInput(f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {time},{wanted}")
     profiles = []
-    for i, name in enumerate(names):
+    for i, launch in enumerate(launches):
         values = {metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])}
-        profiles.append(unit_work.make_profile(name, values, results, idle_w))
+        profiles.append(unit_work.make_profile(launch.kernel, values, results, idle_w))
     lacks = {name: tuple(called[n] for n in needs if called[n] not in metrics) for name, (needs, _) in JUDGES.items()}
     missing = {name: lacked for name, lacked in lacks.items() if lacked}
     return TuningReport(tuple(profiles), *rank_advice(profiles, results), missing)
