@@ -54,10 +54,11 @@ class TreeEnsemble:
     def sum_trees(self, rows: Array) -> Array:
         """Return the sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         finder: LeafMasks | TreeWalk = self._walk
+        value, most = self.value.ravel(), _BLOCK
         if len(rows) >= _MANY_ROWS and self._masks is not None:
-            finder = self._masks.answer_shared(rows)
-        starts, value = range(0, max(len(rows), 1), _BLOCK), self.value.ravel()
-        blocks = [value.take(finder.leaves(rows[i : i + _BLOCK])).sum(axis=-1) for i in starts]
+            finder, value, most = self._masks.answer_shared(rows), value.take(self._masks.leaf), 4 * _BLOCK
+        starts = range(0, max(len(rows), 1), most)
+        blocks = [value.take(finder.leaves(rows[i : i + most])).sum(axis=-1) for i in starts]
         return np.asarray(self.base + np.concatenate(blocks))
 
     @cached_property
@@ -163,11 +164,11 @@ class LeafMasks:
         return LeafMasks(asked, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
 
     def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
-        """Return the leaf of each row in each tree, ``(row, tree)``, as positions in the arrays laid end to end."""
+        """Return the leaf of each row in each tree, ``(row, tree)``, as positions in ``leaf`` laid end to end."""
         remain = np.repeat(self.bits[np.newaxis], len(rows), axis=0)
         for column, thresholds, table in self.columns:
             remain &= table.take(thresholds.searchsorted(rows[:, column]), axis=0)
-        return self.leaf.take(np.arange(0, self.leaf.size, _MOST_LEAVES) + _lowest_bits().take(remain))
+        return np.arange(0, self.leaf.size, _MOST_LEAVES) + _lowest_bits().take(remain)
 
 
 _ALL_LEAVES = np.uint16(2**_MOST_LEAVES - 1)
