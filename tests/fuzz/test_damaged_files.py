@@ -375,6 +375,32 @@ def test_arrays_come_back_as_numpy_wrote_them() -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
+def test_a_damaged_table_prints_nothing_but_its_sentence(tmp_path: Path, capfd) -> None:
+    """Threads of polars printed their panics, with a stack each, before the sentence that says what is wrong."""
+    good = _table(tmp_path)
+    footer = int.from_bytes(good[-8:-4], "little")
+    chance, refused = random.Random(3), 0
+    for _ in range(150):
+        bad = bytearray(good)
+        for _ in range(chance.choice([1, 2, 5])):
+            bad[chance.randrange(len(bad) - footer - 8, len(bad))] = chance.randrange(256)
+        (tmp_path / "bad.parquet").write_bytes(bad)
+        try:
+            read_table(tmp_path / "bad.parquet")
+        except BadInput:
+            refused += 1
+    assert refused > 50
+    assert capfd.readouterr().err == ""
+    os.write(2, b"still there")
+    assert capfd.readouterr().err == "still there"
+
+
+def test_what_others_print_while_a_table_is_read_is_kept(capfd) -> None:
+    with measured_rows.catch_panics():
+        os.write(2, b"of another thread")
+    assert capfd.readouterr().err == "of another thread"
+
+
 def test_a_table_that_claims_more_than_anyone_measured_is_refused(tmp_path: Path) -> None:
     """Equal values take next to nothing in a packed column: a thousand bytes were read as billions of numbers."""
     polars = pytest.importorskip("polars", reason="no polars: pip install 'wattcast[lab]'")

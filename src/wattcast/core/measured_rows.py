@@ -14,8 +14,11 @@ import csv
 import io
 import json
 import math
+import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -299,6 +302,7 @@ STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an i
 CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 _CHECKSUM = "wattcast.sha256"
+_STDERR = threading.RLock()  # of the process: one at a time puts another file in its place
 _MOST_BYTE, _MOST_VALUES = 2**28, 2**25  # of a table: a few bytes may claim billions of equal values
 
 
@@ -308,20 +312,40 @@ def read_table(path: Path) -> list[Plain]:
     try:
         with path.open("rb") as stream:
             data = stream.read(_MOST_BYTE)
-        wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)
-        if wanted is not None and wanted != _columns_checksum(data):
-            raise BadInput(f"{clip_text(path, 200)}: damaged, its checksum differs. Pack the campaigns again.")
-        lazy = polars.scan_parquet(io.BytesIO(data))
-        if (count := lazy.select(polars.len()).collect().item() * len(lazy.collect_schema())) > _MOST_VALUES:
-            raise bad_value(clip_text(path, 200), f"at most {_MOST_VALUES} values", f"{count} values")
-        rows: list[Plain] = lazy.collect().to_dicts()
+        with catch_panics():
+            wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)
+            if wanted is not None and wanted != _columns_checksum(data):
+                raise BadInput(f"{clip_text(path, 200)}: damaged, its checksum differs. Pack the campaigns again.")
+            lazy = polars.scan_parquet(io.BytesIO(data))
+            if (count := lazy.select(polars.len()).collect().item() * len(lazy.collect_schema())) > _MOST_VALUES:
+                raise bad_value(clip_text(path, 200), f"at most {_MOST_VALUES} values", f"{count} values")
+            rows: list[Plain] = lazy.collect().to_dicts()
         for row in rows:
             for name in _JSON_COLUMNS:
                 if isinstance(row.get(name), str):
                     row[name] = json.loads(row[name])
-    except (OSError, ValueError, polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
+    except (OSError, ValueError, polars.exceptions.PolarsError) as error:
         raise BadInput(f"{clip_text(path, 200)}: cannot be read as a table ({clip_text(error, 200)}).") from None
     return rows
+
+
+@contextmanager
+def catch_panics() -> Iterator[None]:
+    """Raise ``OSError`` where polars panics on a damaged file; stderr stays free of what its threads print then."""
+    with _STDERR:
+        said, kept = os.memfd_create("said") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR), -1
+        try:
+            kept = os.dup(2)
+            os.dup2(said, 2)
+            yield
+            os.write(kept, os.pread(said, 2**20, 0))
+        except import_polars().exceptions.PanicException as error:
+            raise OSError(f"polars panicked: {error}") from None
+        finally:
+            if kept >= 0:
+                os.dup2(kept, 2)
+                os.close(kept)
+            os.close(said)
 
 
 def write_table(path: Path, rows: list[Plain]) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from wattcast.core import files, units
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, bad_unit, bad_value, check_names, clip_text, nearest_names
-from wattcast.core.measured_rows import import_polars
+from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
@@ -285,7 +285,8 @@ def read_counter_table(path: Path, columns: Path) -> CounterTable:
     data = read_bytes(path)
     try:
         is_parquet = path.suffix.lower() == ".parquet"
-        frame = pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
+        with catch_panics():
+            frame = pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         why = clip_text(str(error).splitlines()[0], 160)
         raise BadInput(f"{path.name}: not a readable CSV or Parquet table ({why}).") from None

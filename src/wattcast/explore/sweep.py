@@ -31,7 +31,7 @@ import numpy.typing as npt
 from wattcast import __version__
 from wattcast.core import arrays
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, WattcastError, bad_value, check_names
-from wattcast.core.measured_rows import import_polars
+from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
@@ -75,7 +75,8 @@ class ResultStore:
     def read(self, index: int) -> dict[str, npt.NDArray[Any]]:
         """Read the columns of a finished part."""
         try:
-            return {c.name: c.to_numpy() for c in import_polars().read_parquet(self.part(index)).get_columns()}
+            with catch_panics():
+                return {c.name: c.to_numpy() for c in import_polars().read_parquet(self.part(index)).get_columns()}
         except (OSError, import_polars().exceptions.PolarsError) as error:
             do = "Delete it; the same command computes it again."
             raise BadInput(f"{self.part(index)}: not a readable part ({error}). {do}") from None

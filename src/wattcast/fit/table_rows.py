@@ -22,7 +22,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput, UnknownName, bad_value
-from wattcast.core.measured_rows import import_polars
+from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
 from wattcast.fit.kernel_rows import PLANNED, ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
@@ -103,8 +103,9 @@ def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) ->
         from polars.exceptions import PolarsError  # which is there, since tables were found
 
         try:
-            part, said = _read_table(file, gpu, most)
-        except PolarsError as error:
+            with catch_panics():
+                part, said = _read_table(file, gpu, most)
+        except (PolarsError, OSError) as error:
             raise bad_value(str(file.path), "a table as CSV or Parquet", str(error).splitlines()[0]) from None
         notes += said
         parts += [part] if part else []
@@ -217,7 +218,8 @@ def _scan_table(path: Path) -> pl.LazyFrame:
     try:
         csv = path.suffix != ".parquet"
         frame: pl.LazyFrame = polars.scan_csv(path, infer_schema_length=1000) if csv else polars.scan_parquet(path)
-        frame.collect_schema()
+        with catch_panics():
+            frame.collect_schema()
     except (polars.exceptions.PolarsError, OSError) as error:
         raise bad_value(str(path), "a table as CSV or Parquet", str(error).splitlines()[0]) from None
     return frame
