@@ -1,4 +1,4 @@
-"""What the server keeps; with ``-m slow`` on a quiet machine, many users, and users beside attackers."""
+"""What the server keeps; with ``-m slow``, many users on a quiet machine, and users beside attackers."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ def test_fifty_users_are_served() -> None:
 
 @pytest.mark.slow
 def test_small_requests_are_answered_within_a_second_under_attack() -> None:
-    """256 slow connections denied service to all, and eight clients with large uploads starved everyone."""
+    """256 slow connections denied service to all, and eight clients with large uploads starved everyone.
+
+    The second is that of a machine with a free core. On one that others keep busy it grows with the time of a lone
+    user's requests, before or after the attack, whichever is longer.
+    """
     found = measure(users=5, seconds=30.0, workers=2, attack=True)
     assert found["failed"] == 0
     assert found["requests"] > 50
-    if found["alone_ms"] > QUIET_MS:
-        pytest.skip(f"the machine is busy: a lone request takes {found['alone_ms']:.0f} ms; none failed")
-    assert found["view_p99_ms"] < 1000.0
+    assert found["view_p99_ms"] < 1000.0 * max(found["alone_ms"] / QUIET_MS, 1.0)
