@@ -27,7 +27,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start ne
 gc.disable()  # imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the background hands on to its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("wattcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawn = int(os.environ.get("WATTCAST_EXAMPLES", "50"))  # where a test names no number of its own
+settings.register_profile("wattcast", deadline=None, max_examples=drawn, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
 
 from wattcast.fit import kernel_rows  # after the number of threads, which NumPy asks for once

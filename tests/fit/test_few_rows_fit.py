@@ -69,11 +69,12 @@ def test_an_odd_row_does_not_rule() -> None:
     assert found[0] == pytest.approx(0.2, abs=0.08)
 
 
-def test_a_twin_is_left_as_it_is(twin: Setting) -> None:
+@pytest.mark.parametrize(("count", "draws"), [(150, 1), pytest.param(50, 6, marks=pytest.mark.slow)])
+def test_a_twin_is_left_as_it_is(twin: Setting, count: int, draws: int) -> None:
     """Fifty rows have seventeen of power, and one draw in six moves it by more than the mean of the draws does."""
     before, after = errors(twin.parent, twin.test, twin.gpu), []
-    for seed in range(6):
-        own = twin.own.select_rows(drawn(twin.own, 50, seed))
+    for seed in range(draws):
+        own = twin.own.select_rows(drawn(twin.own, count, seed))
         with one_thread():
             found = move_forecast(own, twin.gpu, twin.parent, twin.idle)
             after.append(errors(found.bundle, twin.test, twin.gpu))

@@ -85,12 +85,15 @@ def test_diverged_paths_neither_overflow_nor_settle(ways: int) -> None:
     g = (1.0 + 0.0625 * random.random(THREADS)).astype(np.float32)
     known = {"g": g, "r": (np.float32(0.999999) / g).astype(np.float32)}
     x = (1.0 + random.random((4, THREADS))).astype(np.float32)
+    steps = []
+    for bits, chain, sign, name in found[:PATH_STEPS]:
+        addend = np.frombuffer(bytes.fromhex(bits), dtype=">f4")[0].astype(np.float32)
+        steps.append((int(chain), np.float32(-1 if sign else 1) * known[name], addend))
     before = x.copy()
     for _ in range(4000):
         before = x.copy()
-        for bits, chain, sign, name in found[:PATH_STEPS]:
-            addend = np.frombuffer(bytes.fromhex(bits), dtype=">f4")[0].astype(np.float32)
-            x[int(chain)] = x[int(chain)] * (np.float32(-1 if sign else 1) * known[name]) + addend
+        for chain, factor, addend in steps:
+            x[chain] = x[chain] * factor + addend
     assert np.isfinite(x).all()
     assert np.abs(x).max() < 100.0
     assert np.abs(x - before).min() > 1e-3 * np.abs(x).max()  # still going to and fro

@@ -196,7 +196,7 @@ def test_plot_on_commands(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fleet.write_text(
         "gpus: {h200: 4}\npower: 12 kW\nworkloads:\n  - {workload: gpt2, rate: 20/s, options: {batch: 4, seq: 128}}\n"
     )
-    plan = ["--rate", "2/s", "--prompt", "100", "--output", "20", "--gpu", "h200"]
+    plan = ["--rate", "2/s", "--prompt", "100", "--output", "20", "--gpu", "h200", "--tp", "1"]
     commands = {
         "sweep": ["explore", "sweep", "gpt2", "--gpu", "h200", "--seq", "128", "--vary", "batch=1,2"],
         "fleet": ["explore", "fleet", str(fleet)],
