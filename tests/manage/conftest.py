@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wattcast.manage.card_notes import NoteFolder
+from wattcast.manage.card_notes import FOLDER
 
 STANDIN = Path(__file__).parent.parent / "standin"
 
@@ -46,5 +46,5 @@ def standin(standin_library: Path, tmp_path: Path) -> Iterator[Any]:
     made = StandIn(standin_library, tmp_path / "script.txt", always)
     made.follow("at -10 300 1980 0 45 60")
     yield made
-    for left in NoteFolder().folder.glob(f"{uuid}*"):
+    for left in FOLDER.glob(f"{uuid}*"):
         left.unlink()

@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 from wattcast.core.errors import ExitCode
-from wattcast.manage.card_notes import FORMAT, CardNote, CardSettings, NoteFolder
+from wattcast.manage import card_notes
+from wattcast.manage.card_notes import FORMAT, CardNote, CardSettings
 from wattcast.measure.device_control import NvmlReading
 
 READ = (
@@ -113,7 +114,7 @@ class Node:
 
     @property
     def notes(self) -> list[CardNote]:
-        return [note for note in NoteFolder().leftovers() if note.uuid == self.uuid]
+        return [note for note in card_notes.list_leftovers() if note.uuid == self.uuid]
 
     def worker(self, daemon: subprocess.Popen[str]) -> int:
         """Return the process that serves, a child of the daemon's first one."""
@@ -217,7 +218,7 @@ def test_a_killed_controller_takes_its_own_daemon_along(node: Node) -> None:
     wait_for(lambda: node.is_set)
     process.kill()
     wait_for(lambda: not node.is_set)
-    wait_for(lambda: not NoteFolder().is_tended(node.uuid))
+    wait_for(lambda: not card_notes.is_tended(node.uuid))
 
 
 VISIT = "import sys; print(open(sys.argv[1]).read().strip(), file=open(sys.argv[2], 'w'))"
@@ -490,14 +491,14 @@ def test_a_full_disk_refuses_the_setting_and_leaves_no_note(node: Node, monkeypa
     note = CardNote(FORMAT, node.uuid, "card", "me", "now", CardSettings(), CardSettings(), ("core",))
     monkeypatch.setattr(card_notes, "write_whole", full)
     with pytest.raises(Refused, match="No space left"):
-        NoteFolder().save(note)
+        card_notes.save_note(note)
     assert node.notes == []
 
 
 @pytest.mark.parametrize("kind", ["text", "link", "other card", "other user"])
 def test_a_suspicious_note_is_set_aside_and_blocks_nothing(node: Node, kind: str) -> None:
-    path = NoteFolder().path(node.uuid)
-    NoteFolder().prepare()
+    path = card_notes.note_path(node.uuid)
+    card_notes.prepare_folder()
     if kind == "link":
         (node.folder / "elsewhere").write_text("{}")
         path.symlink_to(node.folder / "elsewhere")

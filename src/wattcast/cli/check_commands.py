@@ -106,10 +106,9 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
 
 def _card_settings() -> ToolCheck:
     """Name cards that a dead process left changed; those that a daemon tends to are not left."""
-    from wattcast.manage.card_notes import NoteFolder, describe_leftover
+    from wattcast.manage.card_notes import describe_leftover, is_tended, list_leftovers
 
-    notes = NoteFolder()
-    left = [describe_leftover(note) for note in notes.leftovers() if not notes.is_tended(note.uuid)]
+    left = [describe_leftover(note) for note in list_leftovers() if not is_tended(note.uuid)]
     found = "left changed" if left else "none left changed"
     advice = "; ".join([*left, "run `wattcast manage restore` as root"])
     return ToolCheck("GPU settings", not left, found, "manage", advice)

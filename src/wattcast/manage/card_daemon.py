@@ -32,7 +32,7 @@ from wattcast.core import units
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
 from wattcast.core.records import dataclass, field
 from wattcast.manage import card_notes
-from wattcast.manage.card_notes import CardNote, CardSettings, NoteFolder, Range, RefusedKnob
+from wattcast.manage.card_notes import CardNote, CardSettings, Range, RefusedKnob
 
 if TYPE_CHECKING:
     from wattcast.measure.device_control import NvmlCard
@@ -102,21 +102,14 @@ class _CardJob:
 class CardKeeper(threading.Thread):
     """Own one card. All its calls to the driver are made here, one after another."""
 
-    def __init__(
-        self,
-        open_card: Callable[[], NvmlCard],
-        scope: DaemonScope,
-        notes: NoteFolder,
-        say: Callable[[str], None],
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, open_card: Callable[[], NvmlCard], scope: DaemonScope, say: Callable[[str], None]) -> None:
         super().__init__(daemon=True)
-        self._open, self._scope, self._notes, self._say, self._wait = open_card, scope, notes, say, wait
+        self._open, self._scope, self._say = open_card, scope, say
         self._card: NvmlCard | None = open_card()
         self.uuid, self.card_name = self._card.uuid, self._card.name
-        self._lock = notes.lock(self.uuid)
+        self._lock = card_notes.lock_card(self.uuid)
         self._jobs: Queue[_CardJob | None] = Queue()
-        self._note = notes.take_over(self.uuid, say)
+        self._note = card_notes.take_over_note(self.uuid, say)
         self._client, self._who, self._heard_s = 0, "", 0.0
         self._trouble, self._retry_s = "", 0.0
         if self._note is not None:
@@ -199,7 +192,7 @@ class CardKeeper(threading.Thread):
     def _set_knobs(self, wanted: DaemonRequest) -> None:
         scope, card = self._scope, self._reach_card()
         if self._note is None:
-            before = card_notes.find_earlier_settings(card, scope.locked_hz, self._wait)
+            before = card_notes.find_earlier_settings(card, scope.locked_hz)
             if before.core_hz is not None:
                 self._say(f"{self.card_name} was at {before.describe()} before; it will get that back")
             told = card_notes.FORMAT, self.uuid, self.card_name, self._who, time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -215,7 +208,7 @@ class CardKeeper(threading.Thread):
         core, memory = (None if hz is None else (hz, hz) for hz in (wanted.core_hz, wanted.memory_hz))
 
         def save(note: CardNote) -> None:
-            self._notes.save(note)
+            card_notes.save_note(note)
             self._note = note
 
         card_notes.apply_settings(card, self._note, CardSettings(core, memory, wanted.limit_w), save)
@@ -227,7 +220,7 @@ class CardKeeper(threading.Thread):
         if note is not None:
             try:
                 card_notes.restore_card(self._reach_card(), note)
-                self._notes.remove(self.uuid)
+                card_notes.remove_note(self.uuid)
             except (WattcastError, OSError) as error:
                 self._card = None
                 self._retry_s = time.monotonic() + RETRY_S
@@ -321,12 +314,10 @@ def serve_cards(
     group: int,
     say: Callable[[str], None],
     stopped: Callable[[], bool],
-    notes: NoteFolder | None = None,
 ) -> ExitCode:
     """Serve until ``stopped``; every card is given back on the way out. Return REFUSED where one did not take it."""
-    notes = notes or NoteFolder()
-    notes.prepare()
-    keepers = [CardKeeper(open_card, scope, notes, say) for open_card in open_cards]
+    card_notes.prepare_folder()
+    keepers = [CardKeeper(open_card, scope, say) for open_card in open_cards]
     for keeper in keepers:
         keeper.start()
     DaemonServer(path, group, keepers).serve(stopped)

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,11 +23,12 @@ from wattcast.core.whole_files import take_lock, write_whole
 if TYPE_CHECKING:
     from wattcast.measure.device_control import NvmlCard
 
-FOLDER = Path("/run/wattcast")
+FOLDER = Path("/run/wattcast")  # only root writes to it
 FORMAT = 2
 LOCK_WAIT_S = 3.0  # a daemon that is just ending is waited for
 BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
 Range = tuple[float, float]
+KNOB_FIELDS = {"core": "core_hz", "memory": "memory_hz", "limit": "limit_w"}  # of ``CardSettings``
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def apply_settings(
     A knob that is not wanted gets back what it had. Where the driver refuses a knob, those before it stay set and
     noted, and ``RefusedKnob`` names it.
     """
-    for knob, (field, setter) in _list_setters(card).items():
+    for knob, field in KNOB_FIELDS.items():
         value, is_changed = getattr(wanted, field), knob in note.changed
         if getattr(note.now, field) == value if is_changed else value is None:
             continue
@@ -84,7 +85,7 @@ def apply_settings(
         fresh = replace(note, now=replace(note.now, **{field: value}), changed=tuple(sorted({*note.changed, knob})))
         save(fresh)
         try:
-            setter(target)
+            card.set_knob(knob, target)
         except Refused as error:
             save(note)
             raise RefusedKnob(knob, str(error)) from None
@@ -95,25 +96,17 @@ def apply_settings(
 def restore_card(card: NvmlCard, note: CardNote) -> None:
     """Give every knob that was touched back what it had; raises the last error after trying all of them."""
     failed: Exception | None = None
-    for knob, (field, setter) in _list_setters(card).items():
+    for knob, field in KNOB_FIELDS.items():
         if knob in note.changed:
             try:
-                setter(getattr(note.before, field))
+                card.set_knob(knob, getattr(note.before, field))
             except (Refused, MissingTool) as error:
                 failed = error
     if failed is not None:
         raise failed
 
 
-def _list_setters(card: NvmlCard) -> dict[str, tuple[str, Callable[[Any], None]]]:
-    return {
-        "core": ("core_hz", card.set_core),
-        "memory": ("memory_hz", card.set_memory),
-        "limit": ("limit_w", card.set_limit),
-    }
-
-
-def find_earlier_settings(card: NvmlCard, locked_hz: float | None, wait: Callable[[float], None]) -> CardSettings:
+def find_earlier_settings(card: NvmlCard, locked_hz: float | None) -> CardSettings:
     """Find what a card has before it is changed for the first time.
 
     NVML tells the power limit but not a lock of the clocks. ``locked_hz`` is what the administrator declares. Without
@@ -126,7 +119,7 @@ def find_earlier_settings(card: NvmlCard, locked_hz: float | None, wait: Callabl
         return CardSettings((locked_hz, locked_hz), None, limit_w)
     readings = [card.read()]
     for _ in range(3):
-        wait(0.1)
+        time.sleep(0.1)
         readings.append(card.read())
     clocks, levels = {r.core_hz for r in readings}, card.clocks_hz()[0]
     clock = readings[0].core_hz
@@ -135,90 +128,92 @@ def find_earlier_settings(card: NvmlCard, locked_hz: float | None, wait: Callabl
     return CardSettings((clock, clock) if held and not idle else None, None, limit_w)
 
 
-class NoteFolder:
-    """Keep the notes and locks of all cards in one folder that only root writes to."""
+def prepare_folder() -> None:
+    """Make the folder; Refused where it is a link, of another user, or writable for others."""
+    try:
+        FOLDER.mkdir(mode=0o755, exist_ok=True)
+        info = FOLDER.lstat()
+    except OSError as error:
+        raise Refused(f"{FOLDER}: cannot hold notes ({error.strerror}). The daemon needs root.") from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise Refused(f"{FOLDER}: must be a folder of this user that nobody else can write to, and no link.")
 
-    def __init__(self, folder: Path = FOLDER) -> None:
-        self.folder = folder
 
-    def prepare(self) -> None:
-        """Make the folder; Refused where it is a link, of another user, or writable for others."""
+def note_path(uuid: str, ending: str = ".json") -> Path:
+    """Return the file of a card; characters that could leave the folder are replaced."""
+    return FOLDER / ("".join(c if c.isalnum() or c == "-" else "_" for c in uuid)[:80] + ending)
+
+
+def lock_card(uuid: str, wait_s: float = LOCK_WAIT_S) -> int:
+    """Take a card for this process and return the open lock; Refused while another process has it."""
+    return take_lock(note_path(uuid, ".lock"), wait_s, f"{uuid} is already managed by another daemon")
+
+
+def save_note(note: CardNote) -> None:
+    """Write a note; Refused where that fails, so that nothing is set that is not noted."""
+    try:
+        write_whole(note_path(note.uuid), msgspec.json.encode(note))
+    except BadInput as error:
+        raise Refused(f"nothing is set that cannot be noted first: {error}") from None
+
+
+def remove_note(uuid: str) -> None:
+    """Remove the note of a card."""
+    note_path(uuid).unlink(missing_ok=True)
+
+
+def read_note(uuid: str) -> CardNote | None:
+    """Read the note of a card; None where there is none. Refused, with the reason, where it is no such note."""
+    path = note_path(uuid)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refused(f"{path}: cannot be trusted ({error.strerror}).") from None
+    with os.fdopen(fd, "rb") as stream:
+        info = os.fstat(stream.fileno())
+        if not stat.S_ISREG(info.st_mode) or info.st_uid not in (0, os.geteuid()) or info.st_nlink != 1:
+            raise Refused(f"{path}: is not a plain file of root.")
+        data = stream.read(65536)
+    try:
+        note = msgspec.json.decode(data, type=CardNote)
+    except msgspec.MsgspecError:
+        raise Refused(f"{path}: is not a note of this Wattcast.") from None
+    if note.format != FORMAT or note.uuid != uuid:
+        raise Refused(f"{path}: is not a note about {uuid}.")
+    return note
+
+
+def take_over_note(uuid: str, say: Callable[[str], None]) -> CardNote | None:
+    """Read the note that an earlier process left; one that cannot be trusted is set aside and reported."""
+    try:
+        return read_note(uuid)
+    except Refused as error:
+        aside = note_path(uuid, f".suspicious-{time.time_ns()}")
+        note_path(uuid).rename(aside)
+        say(f"{error} It is set aside as {aside.name}; the card is left as it is.")
+        return None
+
+
+def list_leftovers() -> Iterator[CardNote]:
+    """List the notes of cards that are still changed, whether or not a daemon is at work on them."""
+    for path in sorted(FOLDER.glob("*.json")):
         try:
-            self.folder.mkdir(mode=0o755, exist_ok=True)
-            info = self.folder.lstat()
-        except OSError as error:
-            raise Refused(f"{self.folder}: cannot hold notes ({error.strerror}). The daemon needs root.") from None
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
-            raise Refused(f"{self.folder}: must be a folder of this user that nobody else can write to, and no link.")
+            note = msgspec.json.decode(path.read_bytes(), type=CardNote)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if note.changed:
+            yield note
 
-    def path(self, uuid: str, ending: str = ".json") -> Path:
-        """Return the file of a card; characters that could leave the folder are replaced."""
-        return self.folder / ("".join(c if c.isalnum() or c == "-" else "_" for c in uuid)[:80] + ending)
 
-    def lock(self, uuid: str, wait_s: float = LOCK_WAIT_S) -> int:
-        """Take a card for this process and return the open lock; Refused while another process has it."""
-        return take_lock(self.path(uuid, ".lock"), wait_s, f"{uuid} is already managed by another daemon")
-
-    def save(self, note: CardNote) -> None:
-        """Write a note; Refused where that fails, so that nothing is set that is not noted."""
-        try:
-            write_whole(self.path(note.uuid), msgspec.json.encode(note))
-        except BadInput as error:
-            raise Refused(f"nothing is set that cannot be noted first: {error}") from None
-
-    def remove(self, uuid: str) -> None:
-        """Remove the note of a card."""
-        self.path(uuid).unlink(missing_ok=True)
-
-    def read(self, uuid: str) -> CardNote | None:
-        """Read the note of a card; None where there is none. Refused, with the reason, where it is no such note."""
-        path = self.path(uuid)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise Refused(f"{path}: cannot be trusted ({error.strerror}).") from None
-        with os.fdopen(fd, "rb") as stream:
-            info = os.fstat(stream.fileno())
-            if not stat.S_ISREG(info.st_mode) or info.st_uid not in (0, os.geteuid()) or info.st_nlink != 1:
-                raise Refused(f"{path}: is not a plain file of root.")
-            data = stream.read(65536)
-        try:
-            note = msgspec.json.decode(data, type=CardNote)
-        except msgspec.MsgspecError:
-            raise Refused(f"{path}: is not a note of this Wattcast.") from None
-        if note.format != FORMAT or note.uuid != uuid:
-            raise Refused(f"{path}: is not a note about {uuid}.")
-        return note
-
-    def take_over(self, uuid: str, say: Callable[[str], None]) -> CardNote | None:
-        """Read the note that an earlier process left; one that cannot be trusted is set aside and reported."""
-        try:
-            return self.read(uuid)
-        except Refused as error:
-            aside = self.path(uuid, f".suspicious-{time.time_ns()}")
-            self.path(uuid).rename(aside)
-            say(f"{error} It is set aside as {aside.name}; the card is left as it is.")
-            return None
-
-    def leftovers(self) -> Iterator[CardNote]:
-        """List the notes of cards that are still changed, whether or not a daemon is at work on them."""
-        for path in sorted(self.folder.glob("*.json")):
-            try:
-                note = msgspec.json.decode(path.read_bytes(), type=CardNote)
-            except (OSError, msgspec.MsgspecError):
-                continue
-            if note.changed:
-                yield note
-
-    def is_tended(self, uuid: str) -> bool:
-        """Tell whether a process holds the lock of a card."""
-        try:
-            os.close(self.lock(uuid, 0.0))
-        except Refused:
-            return True
-        return False
+def is_tended(uuid: str) -> bool:
+    """Tell whether a process holds the lock of a card."""
+    try:
+        os.close(lock_card(uuid, 0.0))
+    except Refused:
+        return True
+    return False
 
 
 def describe_leftover(note: CardNote) -> str:

@@ -20,8 +20,9 @@ import msgspec
 
 from wattcast.core import files
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError, bad_value
+from wattcast.manage import card_notes
 from wattcast.manage.card_daemon import ANSWER_S, BEAT_S, SOCKET, CardStatus, DaemonReply, DaemonRequest
-from wattcast.manage.card_notes import NoteFolder, RefusedKnob, describe_leftover, restore_card
+from wattcast.manage.card_notes import RefusedKnob, describe_leftover, list_leftovers
 from wattcast.measure.device_control import NvmlCard, count_cards
 
 START_S = 30.0  # for a daemon of one's own to listen, on a busy machine
@@ -35,10 +36,10 @@ class DaemonLost(MissingTool):
 class DaemonLink:
     """Hold one connection to a daemon. Requests are answered one after another."""
 
-    def __init__(self, path: Path = SOCKET, timeout_s: float = ANSWER_S + 3.0) -> None:
+    def __init__(self, path: Path = SOCKET) -> None:
         self._path, self._rest = path, b""
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(timeout_s)
+        self._socket.settimeout(ANSWER_S + 3.0)
         try:
             self._socket.connect(str(path))
         except PermissionError:
@@ -115,11 +116,11 @@ class DaemonCard:
             raise RefusedKnob(reply.knob, reply.say, reply.allowed) if reply.knob else Refused(reply.say)
 
 
-def await_restoration(uuid: str, seconds: float = RETURN_S, notes: NoteFolder | None = None) -> None:
+def await_restoration(uuid: str, seconds: float = RETURN_S) -> None:
     """Wait until a card whose daemon was lost has back what it had; ``Refused`` says what it was left at."""
-    notes, end_s = notes or NoteFolder(), time.monotonic() + seconds
+    end_s = time.monotonic() + seconds
     while True:
-        left = [note for note in notes.leftovers() if note.uuid == uuid]
+        left = [note for note in list_leftovers() if note.uuid == uuid]
         if not left:
             return
         if time.monotonic() > end_s:
@@ -129,27 +130,24 @@ def await_restoration(uuid: str, seconds: float = RETURN_S, notes: NoteFolder | 
 
 
 def restore_leftovers(
-    open_cards: list[Callable[[], NvmlCard]],
-    notes: NoteFolder,
-    say: Callable[[str], None],
-    uuid: str | None = None,
+    open_cards: list[Callable[[], NvmlCard]], say: Callable[[str], None], uuid: str | None = None
 ) -> list[str]:
     """Give cards back that nobody tends to, without a daemon; return what did not work, one sentence each.
 
     With ``uuid`` that card alone is given back, and others that were left changed are no trouble of this call.
     """
     troubles: list[str] = []
-    left = {note.uuid: note for note in notes.leftovers() if uuid in (None, note.uuid)}
+    left = {note.uuid: note for note in list_leftovers() if uuid in (None, note.uuid)}
     for open_card in open_cards if left else []:
         try:
             card = open_card()
             note = left.pop(card.uuid, None)
             if note is None:
                 continue
-            lock = notes.lock(card.uuid)
+            lock = card_notes.lock_card(card.uuid)
             try:
-                restore_card(card, note)
-                notes.remove(card.uuid)
+                card_notes.restore_card(card, note)
+                card_notes.remove_note(card.uuid)
                 say(f"{card.name} has back what it had: {note.before.describe()}")
             finally:
                 os.close(lock)
@@ -166,7 +164,7 @@ def hold_card(reader: NvmlCard, socket_path: Path | None = None) -> Iterator[Dae
         rescue = None
         if os.geteuid() == 0 and socket_path is None and not _is_listening(path):
             path = stack.enter_context(_start_own_daemon(reader.index))
-            rescue = partial(restore_leftovers, find_settable_cards([reader.uuid]), NoteFolder(), lambda text: None)
+            rescue = partial(restore_leftovers, find_settable_cards([reader.uuid]), lambda text: None)
         link = stack.enter_context(closing(DaemonLink(path)))
         yield DaemonCard(reader, link, rescue)
 
@@ -255,7 +253,7 @@ def read_status(socket_path: Path | None = None) -> tuple[dict[str, Any], str, E
         silence = str(error)
         cards = tuple(
             CardStatus(note.uuid, note.name, "", note.now, note.before, f"left by {note.holder}")
-            for note in NoteFolder().leftovers()
+            for note in list_leftovers()
         )
     lines = [silence] if silence else []
     for card in cards:
@@ -283,10 +281,9 @@ def restore_cards(uuid: str | None, socket_path: Path | None, say: Callable[[str
     except MissingTool:
         if os.geteuid() != 0:
             raise
-        notes = NoteFolder()
-        if not list(notes.leftovers()):
+        if not list(list_leftovers()):
             say("no card is changed.")
             return
-        troubles = restore_leftovers(find_settable_cards([uuid] if uuid else []), notes, say, uuid)
+        troubles = restore_leftovers(find_settable_cards([uuid] if uuid else []), say, uuid)
     if troubles:
         raise Refused(" ".join(troubles))

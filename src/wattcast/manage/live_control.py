@@ -373,13 +373,12 @@ def control_serving(
     alive: Callable[[], bool],
     wait: Callable[[float], None],
     say: Callable[[str], None],
-    interval_s: float = READING_INTERVAL_S,
 ) -> None:
     """Control a card that serves requests until ``alive`` ends. Without a word from the engine it runs as before."""
     level, blind, top = keeper.level, 0, len(keeper.levels_hz) - 1
     while alive():
         waited = 0.0
-        while waited < interval_s and alive():
+        while waited < READING_INTERVAL_S and alive():
             wait(5 * POLL_S)
             waited += 5 * POLL_S
             card.beat()

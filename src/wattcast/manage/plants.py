@@ -156,11 +156,11 @@ class Lattice:
         """Return the position of the knob with this role, or None where the card lacks it."""
         return next((i for i, knob in enumerate(self.knobs) if knob.role is role), None)
 
-    def knob_values(self, role: KnobRole, missing: float = 1.0) -> Array:
-        """Return the SI value of a knob at every setting, ``(setting,)``; ``missing`` where the card lacks it."""
+    def knob_values(self, role: KnobRole) -> Array:
+        """Return the SI value of a knob at every setting, ``(setting,)``; 1 where the card lacks it."""
         which = self.find_knob(role)
         if which is None:
-            return np.full(self.count, missing)
+            return np.ones(self.count)
         levels = np.asarray(self.knobs[which].levels)
         return np.asarray(levels[np.indices(self.shape)[which].ravel()], dtype=np.float64)
 

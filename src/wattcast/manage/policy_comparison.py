@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -134,10 +134,8 @@ def geometric_mean_gain(
     return mean - 1.0 if sign > 0 else 1.0 - mean
 
 
-def count_worse_runs(
-    plants: Sequence[PlantTables], setup: PolicySetup, repeats: int, by: float = 0.01
-) -> dict[str, float]:
-    """Return the share of noisy runs of the controller that are worse than the default by more than ``by``."""
+def count_worse_runs(plants: Sequence[PlantTables], setup: PolicySetup, repeats: int) -> dict[str, float]:
+    """Return the share of noisy runs of the controller that are worse than the default by more than a percent."""
     rows: list[PolicyOutcome] = []
     for seed in range(repeats):
         rows += compare_policies(plants, replace(setup, seed=setup.seed + seed), [PolicyName.HARMONIA]).outcomes
@@ -147,7 +145,7 @@ def count_worse_runs(
 
     gain, over = "objective_gain_over_default", "ed2_over_oracle"
     found = {"runs": float(len(rows))}
-    found |= {f"share_over_1_percent_worse{e}": mean(o.shares[gain + e] < -by for o in rows) for e in ENDINGS}
+    found |= {f"share_over_1_percent_worse{e}": mean(o.shares[gain + e] < -0.01 for o in rows) for e in ENDINGS}
     return found | {over + e: mean(o.shares[over + e] for o in rows) for e in ENDINGS}
 
 
@@ -304,15 +302,7 @@ def export_tables(tables: PlantTables, path: Path) -> None:
     write_whole(path, text.getvalue().encode())
 
 
-class ReplayRow(NamedTuple):
-    """Hold what one application gave at one pair of clocks."""
-
-    time_s: float
-    power_w: float
-    ran_hz: float = math.nan  # mean core clock it really ran at
-
-
-Rows = dict[tuple[float, float], ReplayRow]  # by memory and core clock, Hz
+Rows = dict[tuple[float, float], tuple[float, float, float]]  # by memory and core Hz: s, W, Hz it ran at on average
 
 
 def read_replay_tables(path: Path, iterations: int = ITERATIONS, default: str | None = None) -> list[PlantTables]:
@@ -432,7 +422,7 @@ def _parse_blocks(text: str, where: str) -> dict[str, Rows]:
         if clocks in blocks[name]:
             name = _unused_name(name.split("#")[0], blocks)
             blocks[name] = {}
-        blocks[name][clocks] = ReplayRow(time_ms * 1e-3, power_w)
+        blocks[name][clocks] = time_ms * 1e-3, power_w, math.nan
     empty = [name for name, rows in blocks.items() if not rows]
     if empty:
         raise bad_value(f"{where}: {empty[0]}", "rows below the name", "none")
@@ -469,5 +459,5 @@ def _parse_runs(text: str, where: str) -> dict[str, Rows]:
         rows = blocks.setdefault(match["name"], {})
         if clocks in rows:
             raise bad_value(f"{where}: line {number}", "one row per workload and clock", line)
-        rows[clocks] = ReplayRow(time_ms * 1e-3, energy_j / (time_ms * 1e-3), ran_mhz * 1e6)
+        rows[clocks] = time_ms * 1e-3, energy_j / (time_ms * 1e-3), ran_mhz * 1e6
     return blocks

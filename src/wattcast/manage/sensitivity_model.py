@@ -267,9 +267,7 @@ def fit_sensitivity(
     return FittedSensitivity(model, len(groups), error, left_out, correlation)
 
 
-def select_counters(
-    counters: Mapping[str, Array], target: Array, strong: float = STRONG_CORRELATION, most: int = MOST_COUNTERS
-) -> list[str]:
+def select_counters(counters: Mapping[str, Array], target: Array) -> list[str]:
     """Return the counters strongly correlated with the target, strongest first, at least one (section 4.3)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         score = {name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()}
@@ -277,7 +275,8 @@ def select_counters(
     if not known:
         raise bad_value("counters", "one that varies between kernels", "none that does")
     ranked = sorted(known, key=lambda name: -known[name])
-    return [name for i, name in enumerate(ranked) if i == 0 or known[name] >= strong][:most]
+    strong = [name for name in ranked if known[name] >= STRONG_CORRELATION]
+    return strong[:MOST_COUNTERS] or ranked[:1]
 
 
 def _least_squares(

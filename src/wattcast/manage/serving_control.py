@@ -378,8 +378,8 @@ def costs_at_clock(costs: StepCosts, gpu: Gpu, clock_hz: float) -> StepCosts:
 class ServingPlant:
     """Simulate one engine on a trace, with a clock that may change at any moment."""
 
-    def __init__(self, by_level: Sequence[StepCosts], trace: Trace, settings: EngineSettings) -> None:
-        self._by_level, self.trace = by_level, trace
+    def __init__(self, by_level: Sequence[StepCosts], trace: Trace) -> None:
+        self._by_level, settings = by_level, EngineSettings()
         self.engine = EngineReplica(by_level[-1], settings, plan_requests(trace, settings))
         self.engine.submit(range(len(trace)))
         self._arrival_s, self._output = trace.arrival_s.tolist(), trace.output_tokens.tolist()
@@ -449,16 +449,14 @@ def serve_at_levels(
     trace: Trace,
     limits: ServingLimits,
     keeper: LatencyKeeper | int,
-    settings: EngineSettings | None = None,
-    interval_s: float = READING_INTERVAL_S,
 ) -> ServedTrace:
     """Serve a trace under a policy, or at a fixed level, to its end."""
-    plant = ServingPlant(by_level, trace, settings or EngineSettings())
+    plant = ServingPlant(by_level, trace)
     engine, end_s = plant.engine, float(trace.arrival_s[-1])
     level = keeper if isinstance(keeper, int) else keeper.level
     clocks, joules, now_s = [], [0.0], 0.0
     while now_s < end_s:
-        now_s += interval_s
+        now_s += READING_INTERVAL_S
         plant.advance(now_s, level)
         clocks.append(float(by_level[level].clock_hz[0]))
         joules.append(engine.spent_j)
@@ -479,7 +477,7 @@ def serve_at_levels(
         float(np.mean(clocks)),
         float(np.percentile(ttft_s, 99)),
         float(np.percentile(tpot_s, 99)),
-        np.diff(joules) / interval_s,
+        np.diff(joules) / READING_INTERVAL_S,
     )
 
 
@@ -519,9 +517,9 @@ def find_served_model(name: str) -> ModelSpec:
     return spec
 
 
-def build_clock_levels(model: str, gpu: Gpu, dtype: str = "bf16", longest_context: int = 16384) -> list[StepCosts]:
+def build_clock_levels(model: str, gpu: Gpu, longest_context: int = 16384) -> list[StepCosts]:
     """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
-    options = ModelOptions.from_names(dtype=dtype, stack=SoftwareStack.ENGINE)
+    options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
     costs = tabulate_step_costs(find_served_model(model), gpu, options, longest_context=longest_context)
     return [costs_at_clock(costs, gpu, share * float(costs.clock_hz[0])) for share in LEVEL_SHARES]
 

@@ -140,7 +140,6 @@ def coordinate_site(
     priorities: Mapping[str, int],
     say: Callable[[str], None],
     alive: Callable[[], bool],
-    wait: Callable[[float], None] = time.sleep,
 ) -> None:
     """Share a budget among the GPUs behind the sockets of several daemons until ``alive`` ends.
 
@@ -168,7 +167,7 @@ def coordinate_site(
 
         coordinator, last = SiteCoordinator(plan, set_limit), ""
         while alive():
-            wait(PERIOD_S)
+            time.sleep(PERIOD_S)
             drawn: dict[int, float] = {}
             for i, (node, uuid) in enumerate(cards):
                 try:

@@ -322,11 +322,11 @@ class ClockSpinner:
         return float(1e9 * cycles / ns)
 
 
-def make_spinner(torch: Any, architecture: str = "") -> ClockSpinner:
+def make_spinner(torch: Any) -> ClockSpinner:
     """Compile and load the spin kernel for the current device."""
     major, minor = torch.cuda.get_device_capability()
     source = files("wattcast.measure").joinpath("spin.cu").read_text(encoding="utf-8")
-    cubin = compile_cubin(source, architecture or f"sm_{major}{minor}", "spin.cu")
+    cubin = compile_cubin(source, f"sm_{major}{minor}", "spin.cu")
     out = torch.zeros(2, dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
     stream = torch.cuda.Stream(priority=-1)

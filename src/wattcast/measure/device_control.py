@@ -1,9 +1,9 @@
 """Read a card through NVML and set its clocks and power limit. No other module of Wattcast sets anything on a GPU.
 
-Reading needs no privilege. Setting needs root and happens only through ``NvmlCard.set_core``, ``set_memory`` and
-``set_limit``, which the management daemon alone calls (``manage/card_daemon.py``). NVML tells the power limit in
-force, but not whether somebody locked clocks before. A lost card raises ``MissingTool``, a setting that the driver
-refuses raises ``Refused``, and a missing reading is NaN.
+Reading needs no privilege. Setting needs root and happens only through ``NvmlCard.set_knob``, which the management
+daemon alone calls (``manage/card_daemon.py``). NVML tells the power limit in force, but not whether somebody locked
+clocks before. A lost card raises ``MissingTool``, a setting that the driver refuses raises ``Refused``, and a missing
+reading is NaN.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class NvmlReading:
 class NvmlCard:
     """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
 
-    def __init__(self, index: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self.index, self._timeout_s = index, timeout_s
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
         self._nvml: Any = None
         self._handle: Any = None
         self._gpm: _Gpm | None = None
@@ -77,7 +77,7 @@ class NvmlCard:
             import pynvml
         except ImportError:
             raise MissingTool("nvidia-ml-py is not installed. Install it: pip install 'wattcast[measure]'.") from None
-        self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
+        self._nvml, self._caller = pynvml, _Caller()
         self._call(pynvml.nvmlInit)
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
         self.name = decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
@@ -137,27 +137,21 @@ class NvmlCard:
             work_per_s=work,
         )
 
-    def set_core(self, range_hz: tuple[float, float] | None) -> None:
-        """Lock the core clock to a range; None gives it back to the driver. ``Refused`` when the driver will not."""
-        nvml = self._nvml
-        self._lock("core", nvml.nvmlDeviceSetGpuLockedClocks, nvml.nvmlDeviceResetGpuLockedClocks, range_hz)
+    def set_knob(self, knob: str, value: Any) -> None:
+        """Lock the ``core`` or ``memory`` clock to a range in Hz, or set the power ``limit`` in W.
 
-    def set_memory(self, range_hz: tuple[float, float] | None) -> None:
-        """Lock the memory clock to a range, or give it back; ``Refused`` when the driver will not."""
-        nvml = self._nvml
-        self._lock("memory", nvml.nvmlDeviceSetMemoryLockedClocks, nvml.nvmlDeviceResetMemoryLockedClocks, range_hz)
-
-    def set_limit(self, limit_w: float) -> None:
-        """Set the power limit; ``Refused`` when the driver will not."""
-        function = self._nvml.nvmlDeviceSetPowerManagementLimit
-        self._set(function, f"set the power limit to {limit_w:.0f} W", round(1e3 * limit_w))
-
-    def _lock(self, which: str, lock: Any, reset: Any, range_hz: tuple[float, float] | None) -> None:
-        if range_hz is None:
-            self._set(reset, f"reset the {which} clock")
+        None gives a clock back to the driver. ``Refused`` when the driver will not.
+        """
+        nvml, name = self._nvml, {"core": "Gpu", "memory": "Memory"}.get(knob)
+        if name is None:
+            limit = nvml.nvmlDeviceSetPowerManagementLimit
+            self._set(limit, f"set the power limit to {value:.0f} W", round(1e3 * value))
+        elif value is None:
+            self._set(getattr(nvml, f"nvmlDeviceReset{name}LockedClocks"), f"reset the {knob} clock")
         else:
-            low, high = (round(hz / 1e6) for hz in range_hz)
-            self._set(lock, f"lock the {which} clock at {high} MHz", low, high)
+            low, high = (round(hz / 1e6) for hz in value)
+            lock = getattr(nvml, f"nvmlDeviceSet{name}LockedClocks")
+            self._set(lock, f"lock the {knob} clock at {high} MHz", low, high)
 
     def _set(self, function: Any, what: str, *arguments: int) -> None:
         try:
@@ -192,7 +186,7 @@ def count_cards() -> int:
         import pynvml
     except ImportError:
         return 0
-    caller = _Caller(CALL_TIMEOUT_S)
+    caller = _Caller()
     try:
         caller.call(pynvml.nvmlInit)
         return int(caller.call(pynvml.nvmlDeviceGetCount))
@@ -211,8 +205,7 @@ class _Nvml(Exception):
 class _Caller:
     """Runs calls one after another on a thread of its own, each with a deadline."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self) -> None:
         self._asked: Queue[tuple[Callable[..., Any], tuple[Any, ...], Queue[Any]]] = Queue()
         self._hung = False
         threading.Thread(target=self._serve, daemon=True, name="nvml").start()
@@ -223,10 +216,10 @@ class _Caller:
         answer: Queue[Any] = Queue()
         self._asked.put((function, arguments, answer))
         try:
-            ok, value = answer.get(timeout=self._timeout_s)
+            ok, value = answer.get(timeout=CALL_TIMEOUT_S)
         except Empty:
             self._hung = True
-            raise MissingTool(f"the driver has not answered for {self._timeout_s:g} s.") from None
+            raise MissingTool(f"the driver has not answered for {CALL_TIMEOUT_S:g} s.") from None
         if not ok:
             raise value
         result: T = value

@@ -73,10 +73,9 @@ def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
     return [{"part": part, "length_s": s, "power_w": power[part]} for part, s in lengths.items() if s > 0.0]
 
 
-def recommend_limit(result: TrainingResult, most_time: float = 1.1) -> float:
+def recommend_limit(result: TrainingResult) -> float:
     """Return the power limit that takes the least energy among those that cost at most a tenth more time."""
-    hours = result.curve[0][2]
-    return min((e, w) for w, _, h, e in result.curve if h <= most_time * hours)[1]
+    return min((e, w) for w, _, h, e in result.curve if h <= 1.1 * result.curve[0][2])[1]
 
 
 def print_training(console: Console, result: TrainingResult, details: bool = False, search: bool = False) -> None:
