@@ -481,10 +481,10 @@ def test_advice_keeps_the_clock_of_a_compute_bound_program_and_needs_readings() 
     levels = np.asarray(CORE)
     busy = advise_clock(400.0, CORE[-1], 0.0, levels, Objective())
     assert busy is not None
-    assert busy.core_hz == CORE[-1]
+    assert busy["core_hz"] == CORE[-1]
     frugal = advise_clock(400.0, CORE[-1], 0.0, levels, Objective(Goal.ENERGY, slowdown=0.1))
     assert frugal is not None
-    assert 0 < frugal.slowdown <= 0.1 + 1e-9
+    assert 0 < frugal["slowdown"] <= 0.1 + 1e-9
     assert advise_clock(math.nan, CORE[-1], 0.5, levels, Objective()) is None
     assert advise_clock(400.0, CORE[-1], math.nan, levels, Objective()) is None
 

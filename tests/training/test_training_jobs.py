@@ -369,7 +369,7 @@ def test_activations_wait_in_the_hosts_memory() -> None:
         train("llama3-8b", "h100-sxm", recompute=name, **shared) for name in ("none", "offload", "full")
     )
     assert away.memory.activation_byte < 0.25 * kept.memory.activation_byte
-    assert float(away.step.recompute_s) == 0.0
+    assert away.step.compute_s < again.step.compute_s  # nothing runs a second time
     assert away.step_s > kept.step_s
     assert again.memory.activation_byte < away.memory.activation_byte
     usual = {c.strategy.recompute for c in train(MODEL, "h100-sxm", gpus=8).candidates}

@@ -406,7 +406,6 @@ class EndedProgram:
     code: int
     changes: int
     controlled: bool  # to the end
-    savings: MeasuredSavings | None
 
 
 @dataclass(frozen=True)
@@ -473,7 +472,7 @@ def run_controlled_program(
     if task.rows is not None:
         count = write_calibration_rows(plant, task.workload or {}, task.rows)
         say(f"{task.rows}: {count} rows for `wattcast calibrate`.")
-    return EndedProgram(code, plant.changes, plant.controlled, savings)
+    return EndedProgram(code, plant.changes, plant.controlled)
 
 
 def write_calibration_rows(plant: LivePlant, workload: Mapping[str, Any], path: Path) -> int:

@@ -21,7 +21,6 @@ from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
-from wattcast.core.records import asdict, dataclass
 from wattcast.hardware import Gpu
 from wattcast.manage.plants import KnobRole, Lattice, Settings, build_card_lattice, move_knob
 from wattcast.manage.search_problem import Objective
@@ -44,22 +43,10 @@ SHOWN = {  # quantities shown of a card: name and unit, % for shares
 }
 
 
-@dataclass(frozen=True)
-class ClockAdvice:
-    """Hold the clock an estimate picks, and what it expects of it, relative to now."""
-
-    core_hz: float
-    slowdown: float
-    power_saving: float
-    energy_saving: float
-    ed2_gain: float
-    assumptions: tuple[str, ...]
-
-
 def advise_clock(
     power_w: float, core_hz: float, memory_busy: float, levels_hz: Array, objective: Objective, gpu: Gpu | None = None
-) -> ClockAdvice | None:
-    """Return the best of ``levels_hz`` by estimate, or None when the readings do not allow one.
+) -> dict[str, Any] | None:
+    """Return the best of ``levels_hz`` by estimate and what to expect there, or None where readings do not allow one.
 
     With s = 1 - memory_busy, time at clock f relative to now is (f_now / f)^s, and power is idle(f) + switched power
     now · (V / V_now)² / time.
@@ -91,7 +78,8 @@ def advise_clock(
     power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
     best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
     t, p = float(duration[best]), float(power[best] / power_w)
-    return ClockAdvice(float(levels[best]), t - 1, 1 - p, 1 - p * t, 1 - p * t**3, tuple(notes))
+    gains = {"slowdown": t - 1, "power_saving": 1 - p, "energy_saving": 1 - p * t, "ed2_gain": 1 - p * t**3}
+    return {"core_hz": float(levels[best]), **gains, "assumptions": notes}
 
 
 def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice], Settings | None]:
@@ -103,9 +91,9 @@ def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice
             return None
         levels = np.asarray(lattice.knobs[which].levels)
         found = advise_clock(reading.power_w, reading.core_hz, reading.memory_busy, levels, objective, gpu)
-        if found is None or found.core_hz >= reading.core_hz:
+        if found is None or found["core_hz"] >= reading.core_hz:
             return None
-        return move_knob(lattice.top, which, int(np.argmin(abs(levels - found.core_hz))))
+        return move_knob(lattice.top, which, int(np.argmin(abs(levels - found["core_hz"]))))
 
     return advise
 
@@ -152,7 +140,7 @@ def watch_card(
         "readings": len(readings) - 1,
         **{name: value if math.isfinite(value) else None for name, value in mean.items()},
         "phases": {phase: phases.count(phase) / (len(readings) - 1) for phase in dict.fromkeys(phases)},
-        "advice": advice and {**asdict(advice), "assumptions": [LABEL, named, *advice.assumptions]},
+        "advice": advice and {**advice, "assumptions": [LABEL, named, *advice["assumptions"]]},
         "why_no_advice": why_not,
     }
 

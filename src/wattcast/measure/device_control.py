@@ -63,8 +63,8 @@ class NvmlReading:
 class NvmlCard:
     """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
 
-    def __init__(self, index: int = 0) -> None:
-        self.index = index
+    def __init__(self, index: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self.index, self._timeout_s = index, timeout_s
         self._nvml: Any = None
         self._handle: Any = None
         self._gpm: _Gpm | None = None
@@ -77,7 +77,7 @@ class NvmlCard:
             import pynvml
         except ImportError:
             raise MissingTool("nvidia-ml-py is not installed. Install it: pip install 'wattcast[measure]'.") from None
-        self._nvml, self._caller = pynvml, _Caller()
+        self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
         self.name = decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
@@ -186,7 +186,7 @@ def count_cards() -> int:
         import pynvml
     except ImportError:
         return 0
-    caller = _Caller()
+    caller = _Caller(CALL_TIMEOUT_S)
     try:
         caller.call(pynvml.nvmlInit)
         return int(caller.call(pynvml.nvmlDeviceGetCount))
@@ -205,7 +205,8 @@ class _Nvml(Exception):
 class _Caller:
     """Runs calls one after another on a thread of its own, each with a deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._asked: Queue[tuple[Callable[..., Any], tuple[Any, ...], Queue[Any]]] = Queue()
         self._hung = False
         threading.Thread(target=self._serve, daemon=True, name="nvml").start()
@@ -216,10 +217,10 @@ class _Caller:
         answer: Queue[Any] = Queue()
         self._asked.put((function, arguments, answer))
         try:
-            ok, value = answer.get(timeout=CALL_TIMEOUT_S)
+            ok, value = answer.get(timeout=self._timeout_s)
         except Empty:
             self._hung = True
-            raise MissingTool(f"the driver has not answered for {CALL_TIMEOUT_S:g} s.") from None
+            raise MissingTool(f"the driver has not answered for {self._timeout_s:g} s.") from None
         if not ok:
             raise value
         result: T = value

@@ -107,7 +107,6 @@ class StepTime:
     """One step on the slowest GPU: seconds by part, joules of a mean GPU, each ``(clock,)``, or at one clock."""
 
     compute_s: Array  # forward and backward of all micro-batches
-    recompute_s: Array  # of that, what runs a second time
     exchange_s: Array  # exposed: nothing computes meanwhile
     bubble_s: Array  # a pipeline stage waits for others
     optimiser_s: Array
@@ -239,7 +238,6 @@ def time_step(
     latency_s = compute_s + exchange_s + bubble_s + optimiser.latency_s
     return StepTime(
         compute_s=compute_s,
-        recompute_s=m * stage.again_s.max(axis=0),
         exchange_s=exchange_s,
         bubble_s=bubble_s,
         optimiser_s=np.asarray(optimiser.latency_s),
@@ -267,7 +265,6 @@ class StageCosts:
 
     total_s: Array
     compute_s: Array
-    again_s: Array
     energy_j: Array
     backward_s: Array  # of the layers alone, beside which gradients travel
 
@@ -284,7 +281,7 @@ def cost_stages(
         copied = (strategy.accumulation - 1) / strategy.accumulation
     rows = []
     for stage in range(strategy.pp):
-        total_s = compute_s = again_s = energy_j = backward_s = np.zeros(())
+        total_s = compute_s = energy_j = backward_s = np.zeros(())
         for section, each in zip(cost.work.sections, cost.sections, strict=True):
             share = _layers_here(cost.work, section, stage, strategy)
             if not share:
@@ -314,10 +311,9 @@ def cost_stages(
                 f_s, b_s = np.maximum(f_s, EXPERT_HOST_S / 3.0), np.maximum(b_s, EXPERT_HOST_S * 2.0 / 3.0)
             total_s = total_s + share * (f_s + b_s)
             compute_s = compute_s + share * (forward + backward)
-            again_s = again_s + share * again[0]
             energy_j = energy_j + share * (forward_j + backward_j)
             backward_s = backward_s + (share * backward if repeated else 0.0)
-        rows.append((total_s, compute_s, again_s, energy_j, backward_s))
+        rows.append((total_s, compute_s, energy_j, backward_s))
     return StageCosts(*(np.stack(np.broadcast_arrays(*column)) for column in zip(*rows, strict=True)))
 
 
