@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,8 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.families.engine_families import expert_tile
-from wattcast.kernels.kernel_table import USUAL_CONDITION
-from wattcast.predictor.bundle import bundle_for, shipped_bundle
+from wattcast.kernels.kernel_table import USUAL_CONDITION, KernelWork
+from wattcast.predictor.bundle import bundle_for, forecast_bundle, shipped_bundle
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
@@ -80,6 +82,31 @@ def test_without_a_limit_the_longest_sequence_decides_how_often_it_is_cut() -> N
     )
     assert filled == 1
     assert 20 < long <= 33
+
+
+def lower_forecast(gpu: str, *ops: Operator) -> KernelWork:
+    chip = load_gpu(gpu)
+    return build_kernels(ops, (USUAL_CONDITION,) * len(ops), chip, forecast_bundle(chip).reference, ()).work
+
+
+def test_a_window_keeps_heads_apart_before_hopper() -> None:
+    """FlashAttention 2 packs heads that share keys without a window alone: an L40S took 16 times its forecast."""
+    sizes = (32, 4, 128, ((256, 1, 64),))
+    plain, windowed = PagedAttention(*sizes), PagedAttention(*sizes, window=128)
+    units = 2 ** lower_forecast("l40s", plain, windowed).features["log_units"]
+    assert units.tolist() == pytest.approx([256 * 4, 256 * 32])
+    narrow = 2 ** lower_forecast("l40s", replace(windowed, kv_dtype=Dtype.FP8)).features["log_units"]
+    assert narrow.tolist() == pytest.approx([256 * 4])  # FlashInfer packs them
+    hopper = 2 ** lower_forecast("h100-sxm", windowed).features["log_units"]
+    assert hopper.tolist() == pytest.approx([256 * 4])
+
+
+def test_sequences_of_one_token_are_cut_as_each_chip_cuts_them() -> None:
+    shared, own = PagedAttention(32, 8, 128, ((1, 1, 65536),)), PagedAttention(8, 8, 128, ((1, 1, 65536),))
+    assert 2 ** lower_forecast("b200", shared, own).features["log_cut"] == pytest.approx([148 // 8] * 2)
+    cut, whole = 2 ** lower_forecast("l40s", shared, own).features["log_cut"]
+    assert whole == pytest.approx(1.0)  # FlashAttention 2 cuts where it packs
+    assert 2 * 142 * 0.85 <= 8 * cut <= 2 * 142
 
 
 def test_latent_attention_reads_its_cache_once() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Mask, index_distinct, sweep_values
+from wattcast.core.arrays import Array, index_distinct, sweep_values
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
@@ -264,13 +264,9 @@ def judge_support(basis: PredictionBasis) -> Support:
     """Judge how far a workload is from what was measured, in the respect in which it is furthest."""
     found = sorted(basis.distances, key=lambda d: -int(np.max(d.rank)))
     apart = [d for d in found if d.word is not SupportWord.MEASURED]
-    bundle = basis.bundle
     if not apart:
-        return Support(
-            SupportWord.MEASURED,
-            f"kernels like those measured on {bundle.provenance.device or bundle.gpu}",
-            tuple(found),
-        )
+        reason = f"kernels like those measured on {basis.bundle.provenance.device or basis.bundle.gpu}"
+        return Support(SupportWord.MEASURED, reason, tuple(found))
     word = apart[0].word
     return Support(word, "; ".join(d.reason for d in apart if d.word is word), tuple(found))
 
@@ -312,11 +308,6 @@ def _limit_w(basis: PredictionBasis) -> Array:
     if basis.at.duration_s is not None:
         return np.full((), np.inf)  # nothing holds a burst to the limit
     return sweep_values(basis.gpu.power.limit_w if basis.at.power_limit_w is None else basis.at.power_limit_w)
-
-
-def _share_where(at: Mask) -> Array:
-    """Return the share of the workload concerned where a condition holds for all of it."""
-    return at.astype(np.float64)
 
 
 def _half_widths(name: str, amount: Array) -> Array:
@@ -381,13 +372,8 @@ def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     limits = " to ".join(dict.fromkeys(show(end, "W") for end in measured_w))
     worst_w = float(np.broadcast_to(limit_w, octaves.shape).reshape(-1)[int(np.argmax(octaves))])
     reason = f"power limit of {show(worst_w, 'W', 3)}: all was measured under {limits}"
-    yield SupportDistance(
-        "power limit",
-        _share_where(octaves > 0.0),
-        _share_where(octaves > near),
-        reason,
-        _half_widths("power limit", octaves),
-    )
+    beyond, far = ((octaves > edge).astype(np.float64) for edge in (0.0, near))
+    yield SupportDistance("power limit", beyond, far, reason, _half_widths("power limit", octaves))
 
 
 def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
@@ -407,7 +393,8 @@ def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     worst_c = float(np.broadcast_to(given_c, off_c.shape).reshape(-1)[int(np.argmax(off_c))])
     reason = f"{worst_c:.0f} C: measured from {measured_c[0]:.0f} to {measured_c[1]:.0f} C"
     ends = np.stack([np.zeros_like(change), np.zeros_like(change), change, change], axis=-1)
-    yield SupportDistance("temperature", _share_where(off_c > 0.0), _share_where(off_c > near), reason, ends)
+    beyond, far = ((off_c > edge).astype(np.float64) for edge in (0.0, near))
+    yield SupportDistance("temperature", beyond, far, reason, ends)
 
 
 def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:

@@ -1,8 +1,8 @@
 """Kernels of an inference engine (vLLM on Hopper): paged and latent attention, narrow products, experts, small ones.
 
 Tiles are read off the names and grids of the kernels that an H200 ran. Attention packs the query heads that share
-keys into the rows of a tile and splits a sequence as FlashAttention 3's scheduler does. Experts pad the tokens of
-each expert to whole blocks of the sizes that vLLM's Triton kernels take by default.
+keys into the rows of a tile and splits a sequence as FlashAttention 3's scheduler does, or on other chips as what
+vLLM runs there. Experts pad the tokens of each expert to whole blocks of the sizes that vLLM's Triton kernels take.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.records import replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
@@ -61,9 +62,18 @@ _SPLIT_MARGIN = 1.1  # of the scheduler, over an even share of the blocks
 _TILE_STEPS = 4.0  # that starting and ending a tile takes; what one costs is fitted
 
 
-def _attention_tile(op: engine.PagedAttention, decode: bool) -> tuple[float, float]:
-    """Return the packed rows of queries and the keys of a block, as the kernels' names show."""
+def _attention_tile(op: engine.PagedAttention, decode: bool, old: bool) -> tuple[float, float]:
+    """Return the packed rows of queries and the keys of a block, as the kernels' names show.
+
+    Before Hopper (``old``) vLLM runs FlashAttention 2 (``run_mha_fwd_splitkv_dispatch``), and FlashInfer over caches
+    in fp8 (``FA2DetermineCtaTileQ``).
+    """
     dim, fp8 = op.head_dim, op.kv_dtype is Dtype.FP8
+    if old and fp8:
+        packed = max(q for _, q, _ in op.groups) * op.heads // op.kv_heads
+        return (16.0, 128.0) if packed <= 16 else (128.0 if packed > 64 and dim < 256 else 64.0, 64.0)
+    if old:
+        return 64.0, 256.0 if dim <= 64 else 128.0 if dim <= 128 else 64.0
     if decode and not op.window and dim in (64, 128):  # one group of warps
         return 64.0, (128.0 if dim == 64 else 96.0) if fp8 else (192.0 if dim == 64 else 128.0)
     rows = 192.0 if dim <= 64 or (dim <= 96 and not fp8) else 128.0
@@ -78,17 +88,25 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
     A tile of packed query rows walks over the blocks of keys that its tokens see. A sequence of n blocks is cut into
     ⌈n/s⌉ parts, with s = ⌈1.1 · all blocks / SMs⌉ (FlashAttention 3, ``prepare_varlen_num_blocks``); blocks hidden by
     the mask or a window count as well. The busiest SM decides the time.
+
+    FlashAttention 2 packs heads and cuts sequences for single tokens without a window alone (``mha_varlen_fwd``);
+    FlashInfer widens fp8 to 16 bit. Blackwell's kernels cut until every SM has a part, and turn no fp8 values.
     """
     group, dim, sms = op.heads // op.kv_heads, float(op.head_dim), reference.sm_count
-    kind = op.kind_of_batch
-    fp8 = op.kv_dtype is Dtype.FP8
-    tile_m, tile_n = _attention_tile(op, kind == "decode")
-    parts = [_walk_tiles(op, q, kv, tile_m, tile_n) for _, q, kv in op.groups]  # blocks of keys of each tile
-    many = [float(count * op.kv_heads) for count, _, _ in op.groups]
+    kind, fp8, old = op.kind_of_batch, op.kv_dtype is Dtype.FP8, reference.style is LibraryStyle.AMPERE
+    blackwell, second = "tensor_fp4_flop" in reference.per_cycle, old and not fp8
+    tile_m, tile_n = _attention_tile(op, kind == "decode", old)
+    packed = replace(op, kv_heads=op.heads) if second and (op.window or kind != "decode") else op
+    parts = [_walk_tiles(packed, q, kv, tile_m, tile_n) for _, q, kv in op.groups]  # blocks of keys of each tile
+    many = [float(count * packed.kv_heads) for count, _, _ in op.groups]
     total = sum(times * float(walks.sum()) for times, walks in zip(many, parts, strict=True))
     whole = [ceil(kv / tile_n) for _, _, kv in op.groups]  # the scheduler counts hidden blocks as well
     counted = sum(times * len(walks) * blocks for times, walks, blocks in zip(many, parts, whole, strict=True))
     share, most = ceil(_SPLIT_MARGIN * counted / sms), float(op.splits or _most_splits(op, tile_m, tile_n, sms))
+    if second:
+        share, most = 1, float(_most_splits(op, tile_m, tile_n, 2.0 * sms)) if packed is op and group > 1 else 1.0
+    elif blackwell and kind == "decode":
+        share, most = 1, max(sms // sum(times * len(walks) for times, walks in zip(many, parts, strict=True)), 1.0)
     cuts = [min(max(ceil(blocks / share), 1.0), most) for blocks in whole]
     units = sum(times * len(walks) * cut for times, walks, cut in zip(many, parts, cuts, strict=True))
     if units > _LISTED_WAVES * sms:  # many waves: an even share, and the end of the last tiles
@@ -98,8 +116,10 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
         tiles = [np.repeat(np.ceil(walks / cut), int(times * cut)) for times, walks, cut in listed]
         busiest = _busiest_share(np.concatenate(tiles), int(sms))
     rounds = max(units / sms, 1.0)
-    turned = fp8 * (_TURN_CYCLE if dim <= 192 else _WIDE_TURN_CYCLE) * tile_n * dim
-    block_flop = 4.0 * tile_m * tile_n * dim + rate * (_SCORE_CYCLE * tile_m * tile_n + turned)
+    turned = (fp8 and not (old or blackwell)) * (_TURN_CYCLE if dim <= 192 else _WIDE_TURN_CYCLE) * tile_n * dim
+    slower = rate / reference.per_cycle.get("tensor_fp16_flop", rate) if old and fp8 else 1.0
+    tile_flop = slower * 4.0 * tile_m * tile_n * dim
+    block_flop = tile_flop + rate * (_SCORE_CYCLE * tile_m * tile_n + turned)
     read, write, rows = op.read_byte, op.write_byte, float(op.tokens * op.heads)
     gone = 1.0 - float(resident_share(read + write, reference.l2_byte))
     if cold or (not warm and kind != "prefill"):
@@ -109,7 +129,7 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
     work = (
         *(units, block_flop * busiest / rounds, _TILE_STEPS * ceil(rounds) / rounds),
         *(1.0 + (most > 1.0) + (not op.scheduled), load_byte + read - op.cache_byte + write, 3.0 * load_byte),
-        *(read * gone, write * gone, 0.0, between, 1.0, max(4.0 * tile_m * tile_n * dim * total - op.flop, 0.0)),
+        *(read * gone, write * gone, 0.0, between, 1.0, max(tile_flop * total - op.flop, 0.0)),
     )
     batch = float(sum(count for count, _, _ in op.groups))
     plain = {

@@ -90,7 +90,11 @@ class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
     relative: list[float]
 
     def curve_of(self, gpu: Gpu) -> tuple[VoltageCurve, str]:
-        """Return the curve over the GPU's own top clock, and what that assumes."""
+        """Return the published curve, else this one over the GPU's own top clock, and what that assumes."""
+        published = gpu.power.voltage_v
+        if published is not None:
+            rising = np.maximum.accumulate(published.value)
+            return VoltageCurve(published.clock_hz, rising / rising[-1]), ""
         curve = VoltageCurve(np.array(self.clock_share) * _take_scalar(gpu.clocks.max_hz), np.array(self.relative))
         note = f"no V(f) of the {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
         return curve, note
@@ -395,8 +399,7 @@ def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[Idle
     warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, top_hz = _take_scalar(gpu.power.limit_w), _take_scalar(gpu.clocks.max_hz)
-    low_hz = _take_scalar(gpu.clocks.lowest_hz)
+    limit_w, low_hz, top_hz = _take_ends(gpu)
     lowest, top = the.idle.graphics_memory if gpu.memory.kind.startswith("GDDR") else (the.idle.lowest, the.idle.top)
     low_w, top_w = lowest * limit_w, top * limit_w
     clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
@@ -412,10 +415,7 @@ def _forecast_voltage(
     gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule, parent: VoltageCurve
 ) -> tuple[VoltageCurve, str]:
     """Return V(f) as published, else in the parent's shape on its architecture, else in the shape of the rule."""
-    published = gpu.power.voltage_v
-    if published is not None:
-        return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
-    if kind.whole:
+    if kind.whole and gpu.power.voltage_v is None:
         share = parent.clock_hz / _take_scalar(chip.clocks.max_hz)
         return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), parent.relative), (
             f"no V(f) of the {gpu.name} is published: the shape inferred on the {the.parent}, over its own top clock"
@@ -448,7 +448,7 @@ def starting_bundle(gpu: Gpu) -> Bundle:
     rule = _starting_rule()
     law = rule.effective_clock.get(gpu.architecture)
     idle, idle_note = _starting_idle(gpu, rule.power)
-    voltage, voltage_note = _starting_voltage(gpu, rule.power)
+    voltage, voltage_note = rule.power.voltage.curve_of(gpu)
     return Bundle(
         gpu=gpu.name,
         status=FitStatus.FORECAST,
@@ -484,13 +484,6 @@ def _starting_idle(gpu: Gpu, rule: _StartingPower) -> tuple[IdlePower, str]:
         f"no idle power of {gpu.name} is published: taken as {top:.0f} W at the top clock, {low:.0f} W at the lowest"
     )
     return IdlePower(np.array([low_hz, top_hz]), shares * limit_w, **warming), note
-
-
-def _starting_voltage(gpu: Gpu, rule: _StartingPower) -> tuple[VoltageCurve, str]:
-    published = gpu.power.voltage_v
-    if published is not None:
-        return VoltageCurve(published.clock_hz, np.maximum.accumulate(published.value) / published.value.max()), ""
-    return rule.voltage.curve_of(gpu)
 
 
 def _starting_energies(gpu: Gpu, idle: IdlePower, rule: _StartingPower) -> dict[str, float]:
