@@ -389,7 +389,8 @@ class EngineReplica:
         step_s, energy_j = self._run_steps(costs.cost_at_top(*asked), asked, 1, launch_end_s - start_s)
         energy_j += costs.waiting_w * (start_s - device_begin_s)
         self.device_s, self._after_prompts = start_s + step_s, True
-        self._record(begin_s, output_s, output_s, device_begin_s, 1, decodes, len(chunks), prompt_tokens, energy_j)
+        counts = (1, decodes, len(chunks), prompt_tokens)
+        self._record((begin_s, output_s, output_s), device_begin_s, counts, energy_j)
         self._context += self._growth
         self._step += 1
         if decodes:
@@ -444,7 +445,7 @@ class EngineReplica:
         if steps > 1:
             last_output_s = max(first_output_s + host_s * (steps - 1), self.device_s - span_s / steps + handing_s)
         energy_j += costs.waiting_w * (start_s - device_begin_s)
-        self._record(begin_s, first_output_s, last_output_s, device_begin_s, steps, decodes, 0, 0, energy_j)
+        self._record((begin_s, first_output_s, last_output_s), device_begin_s, (steps, decodes, 0, 0), energy_j)
         self._context += self._growth * steps
         self._step += steps
         self._end_requests()
@@ -501,7 +502,7 @@ class EngineReplica:
         idle_s, begin_s = max(until_s - self.device_s, 0.0), self.device_s
         self.device_s += idle_s
         now_s = max(self.now_s, until_s)
-        self._record(until_s, drained_s, drained_s, begin_s, 0, 0, 0, 0, self.costs.idle_w * idle_s)
+        self._record((until_s, drained_s, drained_s), begin_s, (0, 0, 0, 0), self.costs.idle_w * idle_s)
         self.now_s = now_s
 
     def _hand_out(self, moment_s: float) -> None:
@@ -512,27 +513,20 @@ class EngineReplica:
             requests.clear()
 
     def _record(
-        self,
-        begin_s: float,
-        first_output_s: float,
-        last_output_s: float,
-        device_begin_s: float,
-        steps: int,
-        decodes: int,
-        prompts: int,
-        prompt_tokens: int,
-        energy_j: float,
+        self, host_s: tuple[float, float, float], device_begin_s: float, counts: tuple[int, ...], energy_j: float
     ) -> None:
-        """Record a run of equal steps that ends at ``device_s``, and hand out the tokens of the step before."""
-        self._hand_out(first_output_s)
-        self.now_s, span_s = last_output_s, self.device_s - device_begin_s
+        """Record a run of equal steps that ends at ``device_s``, and hand out the tokens of the step before.
+
+        ``host_s`` are begin, first and last output; ``counts`` steps, decodes, prompts and their tokens.
+        """
+        self._hand_out(host_s[1])
+        self.now_s, span_s, (steps, decodes, *_) = host_s[2], self.device_s - device_begin_s, counts
         if span_s > 0.0:
             kept = math.exp(-span_s / self.costs.host.governor_s)
             self._mean_w = self._mean_w * kept + energy_j / span_s * (1.0 - kept)
         context = self._context / decodes if decodes else 0.0
         used = self._cache_used() / self.costs.cache_tokens
-        times = (begin_s, first_output_s, last_output_s, device_begin_s, self.device_s)
-        counts = (steps, decodes, prompts, prompt_tokens, context, energy_j, len(self._waiting), used)
-        self._segments.extend(times + counts)
+        self._segments.extend((*host_s, device_begin_s, self.device_s, *counts))
+        self._segments.extend((context, energy_j, len(self._waiting), used))
         self.spent_j += energy_j
         self.decoded += self._growth * steps

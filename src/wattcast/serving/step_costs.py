@@ -37,14 +37,9 @@ from wattcast.predictor.api import check_formats, resolve_inputs
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graphs, idle_power_w, total_at_clock
 from wattcast.serving.host_times import HostTimes, load_host_times
+from wattcast.workload import engine_operators as engine
 from wattcast.workload.build_model import build_graph, compute_footprint
-from wattcast.workload.engine_operators import (
-    GRAPH_SPLITS,
-    GRAPH_TOKENS,
-    FusedExperts,
-    LatentAttention,
-    PagedAttention,
-)
+from wattcast.workload.engine_operators import LatentAttention, PagedAttention
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
@@ -68,7 +63,8 @@ SHORT_CONTEXT = 64  # tokens: one block of keys, whatever the spread
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
 
 
-# of a step: tokens, sequences that decode, their mean context, chunks of prompts, sequences that yield a token
+# of a step: tokens in all, sequences that decode, their mean context, chunks of prompts (tokens, and tokens computed
+# before them), sequences that yield a token
 StepShape = tuple[int, int, float, Sequence[tuple[int, float]], int]
 
 
@@ -111,15 +107,10 @@ class StepCosts:
             return self
         idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
         capped: dict[str, Any] = {
-            name: _cap_columns(table, self.clock_hz, clock_hz) for name, table in self._tables.items()
+            n: _cap_columns(table, self.clock_hz, clock_hz) for n, table in self._tables.items()
         }
-        return replace(
-            self,
-            clock_hz=np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz]),
-            **capped,
-            idle_w=idle_w,
-            waiting_w=idle_w * self.host.waiting_power,
-        )
+        capped["clock_hz"] = np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz])
+        return replace(self, **capped, idle_w=idle_w, waiting_w=idle_w * self.host.waiting_power)
 
     def count_governed_clocks(self) -> int:
         """Count the clocks, from the highest, to which the power limit can drive a step: the rest are never needed.
@@ -147,39 +138,26 @@ class StepCosts:
         layers_s = host.launch_loose_layer_s * self.loose_layers if loose else layer_s * self.layers
         return host.launch_graph_s + host.launch_graph_per_sequence_s * decodes + layers_s * factor
 
-    def mixed_cost(
-        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, float]], sampled: int
-    ) -> Array:
-        """Return the cost of a step of ``tokens`` in all, padded to a captured size.
+    def mixed_cost(self, *step: *StepShape) -> Array:
+        """Return the cost of a step, padded to a captured size.
 
-        ``decodes`` sequences decode behind a mean ``context``; ``chunks`` are tokens of prompts and the tokens
-        computed before them; ``sampled`` sequences yield a token. A sequence that only pads the graph has no context,
-        so attention passes over it.
+        A sequence that only pads the graph has no context, so attention passes over it.
         """
-        return np.asarray(self._add_costs(list(self._tables.values()), tokens, decodes, context, chunks, sampled))
+        return np.asarray(self._add_costs(list(self._tables.values()), step))
 
     def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
         """Return the cost of a step in which ``decodes`` sequences yield ``tokens`` and nothing else happens."""
         return self.mixed_cost(tokens, decodes, context, (), tokens)
 
-    def cost_at_top(
-        self, tokens: int, decodes: int, context: float, chunks: Sequence[tuple[int, float]], sampled: int
-    ) -> complex:
+    def cost_at_top(self, *step: *StepShape) -> complex:
         """Return ``mixed_cost`` at the top clock as seconds + i·joules, several times as fast."""
-        cost: complex = self._add_costs(self._top, tokens, decodes, context, chunks, sampled)
+        cost: complex = self._add_costs(self._top, step)
         return cost
 
-    def _add_costs(
-        self,
-        tables: Sequence[Any],
-        tokens: int,
-        decodes: int,
-        context: float,
-        chunks: Sequence[tuple[int, float]],
-        sampled: int,
-    ) -> Any:
+    def _add_costs(self, tables: Sequence[Any], step: StepShape) -> Any:
         """Add up the entries of a step, rows or numbers; beyond the last context the line of attention goes on."""
         by_tokens, head, decode, prompt, slope = tables
+        tokens, decodes, context, chunks, sampled = step
         cost = by_tokens[self.padded[tokens]] + head[sampled]
         if decodes:
             place = min(max(bisect_left(self.contexts, context), 1), len(self.contexts) - 1)
@@ -229,12 +207,10 @@ def _cap_columns(table: Array, clocks_hz: Array, clock_hz: float) -> Array:
         return table
     low = min(place, len(clocks_hz) - 1)
     share = (clock_hz - clocks_hz[low]) / (clocks_hz[low - 1] - clocks_hz[low])
-    halves = np.split(table, 2, axis=-1)
-    capped = [
-        [(1.0 - share) * half[..., low : low + 1] + share * half[..., low - 1 : low], half[..., place:]]
-        for half in halves
-    ]
-    return np.concatenate([*capped[0], *capped[1]], axis=-1)
+    capped = []
+    for half in np.split(table, 2, axis=-1):
+        capped += [(1.0 - share) * half[..., low : low + 1] + share * half[..., low - 1 : low], half[..., place:]]
+    return np.concatenate(capped, axis=-1)
 
 
 def _list_clocks(gpu: Gpu, clock_hz: float | None = None) -> Array:
@@ -297,10 +273,8 @@ def tabulate_step_costs(
     decode = decode.reshape(len(decode_knots), len(contexts), -1)
     places = [decode_knots.index(b) for b in batch_knots]
     other = headless - tokens_dense[list(batch_knots)] - decode[places, 0]  # latent attention decodes another way
-    decode = (
-        _interpolate_rows(decode_knots, decode, max_seqs)
-        + _interpolate_rows(batch_knots, other, max_seqs)[:, np.newaxis]
-    )
+    decode = _interpolate_rows(decode_knots, decode, max_seqs)
+    decode += _interpolate_rows(batch_knots, other, max_seqs)[:, np.newaxis]
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
     sampled = max_seqs * (tokens_a_step + 1)
     head_dense = _interpolate_rows(batch_knots, whole_steps - headless, sampled)
@@ -312,9 +286,11 @@ def tabulate_step_costs(
     if stages > 1:  # while the last stage has its head, the others wait
         alone_s, alone_j = np.split(head_dense, 2, axis=-1)
         head_dense = np.concatenate([alone_s, (alone_j + (stages - 1) * watts * alone_s) / stages], axis=-1)
-    layers, experts, latent = (
-        _count_calls(whole, kinds) for kinds in (_ATTENTION, (FusedExperts,), (LatentAttention,))
+    calls = [(op, count) for op, count in whole.calls() if isinstance(op, (*_ATTENTION, engine.FusedExperts))]
+    experts, latent = (
+        sum(count for op, count in calls if isinstance(op, kind)) for kind in (engine.FusedExperts, LatentAttention)
     )
+    layers = sum(count for _, count in calls) - experts
     expert_layers = host.expert_layers + host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
     alone = re.compile("no padding|one of .* stages|one of .* replicas")
     notes = [note for note in whole.assumptions if not alone.match(note)]
@@ -362,23 +338,16 @@ def _predict_rows(gpu: Gpu, clocks_hz: Array, *tables: Sequence[Graph]) -> list[
     return np.split(rows, np.cumsum([len(table) for table in tables])[:-1])
 
 
-def _count_calls(graph: Graph, kinds: tuple[type[Operator], ...]) -> int:
-    return sum(calls for op, calls in graph.calls() if isinstance(op, kinds))
-
-
 def _place_knots(known: Sequence[int], most: int) -> tuple[int, ...]:
     return (*(knot for knot in known if knot < most), most)
 
 
 def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
     """Interpolate rows at ``knots`` to every size from 0 to ``most``; nothing costs nothing."""
-    knots_array = np.array(knots)
-    sizes = np.arange(most + 1)
-    place = np.clip(np.searchsorted(knots_array, sizes), 1, max(len(knots) - 1, 1))
-    if len(knots) == 1:
-        dense = np.repeat(rows, most + 1, axis=0)
-    else:
-        low, high = knots_array[place - 1], knots_array[place]
+    sizes, dense = np.arange(most + 1), np.repeat(rows[:1], most + 1, axis=0)
+    if len(knots) > 1:
+        place = np.clip(np.searchsorted(knots, sizes), 1, len(knots) - 1)
+        low, high = np.array(knots)[place - 1], np.array(knots)[place]
         share = ((sizes - low) / (high - low)).reshape(-1, *[1] * (rows.ndim - 1))
         dense = rows[place - 1] + share * (rows[place] - rows[place - 1])
     dense[0] = 0.0
@@ -386,22 +355,16 @@ def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
 
 
 def _padded_sizes(most: int, captured: Sequence[int]) -> tuple[int, ...]:
-    sizes = np.arange(most + 1)
-    place = np.searchsorted(captured, sizes)
-    known = np.append(captured, 0)[np.minimum(place, len(captured))]
-    padded = np.where(place < len(captured), known, sizes)
-    padded[0] = 0
-    return tuple(np.minimum(padded, most).tolist())
+    sizes = (captured[bisect_left(captured, n)] if n <= captured[-1] else n for n in range(1, most + 1))
+    return (0, *(min(size, most) for size in sizes))
 
 
 _ATTENTION = (Attention, PagedAttention, LatentAttention)
 
 
 def _without_attention(graph: Graph) -> Graph:
-    blocks = [
-        replace(block, ops=tuple(op for op in block.ops if not isinstance(op, _ATTENTION))) for block in graph.blocks
-    ]
-    return Graph(graph.name, tuple(block for block in blocks if block.ops))
+    kept = [(block, tuple(op for op in block.ops if not isinstance(op, _ATTENTION))) for block in graph.blocks]
+    return Graph(graph.name, tuple(replace(block, ops=ops) for block, ops in kept if ops))
 
 
 def _context_shares(spread: float) -> tuple[float, ...]:
@@ -437,7 +400,7 @@ def _batch_attention(op: Operator, batch: int, shares: Sequence[float]) -> Opera
         if kv <= SHORT_CONTEXT or batch < parts:
             counts, shares = [batch], (1.0,)
         groups = tuple((count, q, max(round(kv * share), 1)) for count, share in zip(counts, shares, strict=True))
-        return replace(op, groups=groups, splits=GRAPH_SPLITS if batch <= GRAPH_TOKENS else 0)
+        return replace(op, groups=groups, splits=engine.GRAPH_SPLITS if batch <= engine.GRAPH_TOKENS else 0)
     assert isinstance(op, (Attention, LatentAttention))
     return replace(op, batch=batch)
 
