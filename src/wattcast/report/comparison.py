@@ -189,8 +189,14 @@ class RunComparison:
 def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     """Split what changed from run ``a`` to run ``b`` into contributions."""
     notes = [*a.notes, *b.notes]
-    if not (a.parts and b.parts):
-        return _split_totals(a, b, notes)
+    if not (a.parts and b.parts):  # clock, cycles and power, where a run knows nothing below its totals
+        which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
+        notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
+        latency, watts = (
+            split_difference(a.latency_s, b.latency_s, _split_latency(a, b)),
+            {POWER: b.power_w - a.power_w},
+        )
+        return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_compare_modules(a, b), tuple(notes))
     if a.measured or b.measured:
         a, b = group_by_family(a), group_by_family(b)
         notes.append("a measured side knows families of kernels, not operators: both are added up by family")
@@ -211,15 +217,6 @@ def sum_terms(terms: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Add up terms of the same name."""
     names = dict.fromkeys(name for each in terms for name in each)
     return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
-
-
-def _split_totals(a: RunSummary, b: RunSummary, notes: list[str]) -> RunComparison:
-    """Split totals into clock, cycles and power, where a run knows nothing below its totals."""
-    which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
-    notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
-    latency = split_difference(a.latency_s, b.latency_s, _split_latency(a, b))
-    watts = {POWER: b.power_w - a.power_w}
-    return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_compare_modules(a, b), tuple(notes))
 
 
 def _whole_energy(a: RunSummary, b: RunSummary) -> dict[str, float]:

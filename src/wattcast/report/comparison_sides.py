@@ -18,15 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
+from wattcast.core import measured_rows
 from wattcast.core.errors import BadInput, bad_value, check_names
-from wattcast.core.measured_rows import (
-    MODEL_KERNELS_FILE,
-    MODELS_FILE,
-    ModelRow,
-    database_folder,
-    read_lines,
-    read_table,
-)
+from wattcast.core.measured_rows import ModelRow
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
@@ -34,21 +28,8 @@ from wattcast.fit import whole_models
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import PredictOut, take_fields
-from wattcast.report.comparison import (
-    CALLS,
-    CLOCK,
-    GAPS,
-    ONLY,
-    WORK,
-    PartDifference,
-    RunComparison,
-    RunPart,
-    RunSummary,
-    compare_runs,
-    sum_terms,
-    summarise_output,
-    summarise_prediction,
-)
+from wattcast.report import comparison
+from wattcast.report.comparison import PartDifference, RunComparison, RunPart, RunSummary, summarise_prediction
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.report.text_tables import new_table
@@ -103,15 +84,10 @@ def compare(
     >>> why.b.latency_s > why.a.latency_s
     True
     """
-    if isinstance(a, str) and isinstance(b, str):
-        return compare_runs(*read_pair(a, b, gpu, iterations, **options))
-    left, right = (
-        summarise_prediction(side)
-        if isinstance(side, Prediction)
-        else read_pair(side, side, gpu, iterations, **options)[0]
-        for side in (a, b)
-    )
-    return compare_runs(left, right)
+    names = [side for side in (a, b) if isinstance(side, str)]
+    read = iter(read_pair(names[0], names[-1], gpu, iterations, **options) if names else ())
+    sides = [summarise_prediction(side) if isinstance(side, Prediction) else next(read) for side in (a, b)]
+    return comparison.compare_runs(*sides)
 
 
 def read_pair(
@@ -125,7 +101,9 @@ def read_pair(
         row = _row_of(other, gpu)
         if row is None:
             raise bad_value("compare", f"a whole-model row beside {PREDICTED!r}", other)
-        sides = {other: read_run(other, gpu, iterations), PREDICTED: predict_row(row, gpu)}
+        host = "0us" if row.graph else None
+        predicted = api.predict(whole_models.build_row_graph(row), gpu, host_launch=host, force=True)
+        sides = {other: read_run(other, gpu, iterations), PREDICTED: summarise_prediction(predicted)}
         return sides[a], sides[b]
     first = parse_prediction_spec(a, common) if is_prediction_spec(a, common) else None
     second = parse_prediction_spec(b, common, first) if is_prediction_spec(b, common) else None
@@ -187,20 +165,16 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
         )
     plain: Any = decode_json(read_bytes(Path(path)), object, path)
     if isinstance(plain, dict) and "predictions" in plain:
-        return _read_saved_prediction(path, which)
+        out: PredictOut = decode_json(read_bytes(Path(path)), PredictOut, path)
+        if which and not (which.isdigit() and 1 <= int(which) <= len(out.predictions)):
+            raise bad_value(f"{path}#{which}", f"a number from 1 to {len(out.predictions)}", which)
+        if not out.predictions:
+            raise bad_value(path, "at least one prediction", "none")
+        return comparison.summarise_output(out.predictions[int(which or 1) - 1])
     if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):
         return _read_measured_run(path, plain, iterations)
     found = f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
     raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", found)
-
-
-def _read_saved_prediction(path: str, which: str) -> RunSummary:
-    out: PredictOut = decode_json(read_bytes(Path(path)), PredictOut, path)
-    if which and not (which.isdigit() and 1 <= int(which) <= len(out.predictions)):
-        raise bad_value(f"{path}#{which}", f"a number from 1 to {len(out.predictions)}", which)
-    if not out.predictions:
-        raise bad_value(path, "at least one prediction", "none")
-    return summarise_output(out.predictions[int(which or 1) - 1])
 
 
 def _read_measured_run(path: str, plain: dict[str, Any], iterations: int) -> RunSummary:
@@ -244,12 +218,6 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
     return tuple(RunPart(f, (f,), (f,), (), f, float(len(each)), scale * sum(each)) for f, each in taken.items())
 
 
-def predict_row(row: ModelRow, gpu: str) -> RunSummary:
-    """Predict a row's own workload as it was run."""
-    host = "0us" if row.graph else None
-    return summarise_prediction(api.predict(whole_models.build_row_graph(row), gpu, host_launch=host, force=True))
-
-
 def _row_of(name: str, gpu: str) -> ModelRow | None:
     """Find the whole-model row that ``name`` means; None where it means something else."""
     database, row_id = _find_row_place(name, gpu)
@@ -272,12 +240,18 @@ def _find_row_place(name: str, gpu: str) -> tuple[str | None, str]:
 def _profile_of(name: str, row: ModelRow, gpu: str) -> dict[str, Any] | None:
     database, _ = _find_row_place(name, gpu)
     folder = Path(database or "")
-    folder = folder if folder.is_dir() else folder.parent if folder.is_file() else database_folder(str(database))
+    folder = (
+        folder
+        if folder.is_dir()
+        else folder.parent
+        if folder.is_file()
+        else measured_rows.database_folder(str(database))
+    )
     found: Iterable[dict[str, Any]] = ()
-    if (folder / MODEL_KERNELS_FILE).exists():
-        found = read_table(folder / MODEL_KERNELS_FILE)
-    elif not (folder / MODELS_FILE).exists():
-        lines = (entry for path in sorted(folder.rglob("*.jsonl")) for entry in read_lines(path))
+    if (folder / measured_rows.MODEL_KERNELS_FILE).exists():
+        found = measured_rows.read_table(folder / measured_rows.MODEL_KERNELS_FILE)
+    elif not (folder / measured_rows.MODELS_FILE).exists():
+        lines = (entry for path in sorted(folder.rglob("*.jsonl")) for entry in measured_rows.read_lines(path))
         found = (entry for entry in lines if entry.get("record") == "model_kernels")
     return next((entry for entry in found if entry["id"] == row.id and not entry.get("error")), None)
 
@@ -297,7 +271,12 @@ def print_comparison(console: Console, found: RunComparison) -> None:
             change = _format_signed(right - left, unit), f"{right / left - 1:+.1%}"
             rows.add_row(name, show(left, unit), show(right, unit), *change)
     console.print(rows)
-    console.print(_tabulate_terms(found))
+    terms = [(getattr(found, column), unit) for _, column, unit in _QUANTITIES]
+    causes = new_table("caused by", *(name for name, _, _ in _QUANTITIES))
+    for name in dict.fromkeys(name for of, _ in terms for name in of):
+        causes.add_row(name, *(_format_signed(of[name], unit) if name in of else "" for of, unit in terms))
+    causes.add_row("together", *(_format_signed(sum(of.values()), unit) for of, unit in terms), style="bold")
+    console.print(causes)
     if found.operators:
         console.print(_tabulate_operators(found))
     if found.module_w:
@@ -324,15 +303,6 @@ def write_sentence(found: RunComparison) -> str:
     return "; ".join(parts) + "." if parts else "Both sides are equal."
 
 
-def _tabulate_terms(found: RunComparison) -> Any:
-    rows = new_table("caused by", *(name for name, _, _ in _QUANTITIES))
-    terms = [(getattr(found, column), unit) for _, column, unit in _QUANTITIES]
-    for name in dict.fromkeys(name for of, _ in terms for name in of):
-        rows.add_row(name, *(_format_signed(of[name], unit) if name in of else "" for of, unit in terms))
-    rows.add_row("together", *(_format_signed(sum(of.values()), unit) for of, unit in terms), style="bold")
-    return rows
-
-
 def _tabulate_operators(found: RunComparison) -> Any:
     rows = new_table("operator", "calls", "latency", "power", "energy")
     a = found.a
@@ -349,20 +319,17 @@ def _tabulate_operators(found: RunComparison) -> Any:
     rest = ranked[MOST_LISTED:]
     if rest:
         rows.add_row(f"... {len(rest)} more", "", *_format_sums(rest))
-    gap_s, gap_j = found.b.gap_s - found.a.gap_s, found.energy_j.get("idle gaps")
-    gaps = _format_cells(gap_s, found.power_w.get("idle gaps", 0.0), gap_j or 0.0, gap_j is not None)
-    rows.add_row("idle gaps", "", *gaps)
+    gap = {"s": found.b.gap_s - found.a.gap_s}
+    if comparison.GAPS in found.energy_j:
+        gap |= {"W": found.power_w.get(comparison.GAPS, 0.0), "J": found.energy_j[comparison.GAPS]}
+    rows.add_row(comparison.GAPS, "", *(_format_signed(gap[unit], unit) if unit in gap else "" for unit in "sWJ"))
     return rows
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
-    seconds, watts, joules = (sum(getattr(p, name) for p in pairs) for name in ("total_s", "total_w", "total_j"))
-    return _format_cells(seconds, watts, joules, any(pair.energy_j for pair in pairs))
-
-
-def _format_cells(seconds: float, watts: float, joules: float, known: bool) -> list[str]:
-    power = [_format_signed(watts, "W"), _format_signed(joules, "J")] if known else ["", ""]
-    return [_format_signed(seconds, "s"), *power]
+    seconds, watts, joules = (sum(getattr(p, f"total_{unit}") for p in pairs) for unit in "swj")
+    known = any(pair.energy_j for pair in pairs)
+    return [_format_signed(seconds, "s"), *([_format_signed(watts, "W"), _format_signed(joules, "J")] * known)]
 
 
 _NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution
@@ -411,7 +378,8 @@ def _pair_to_plain(pair: PartDifference) -> dict[str, Any]:
 
 
 # Tol's muted set (2021): terms must not look like modules
-_TERM = {WORK: "#332288", CLOCK: "#CC6677", CALLS: "#117733", ONLY: "#DDCC77", GAPS: "#88CCEE"}
+_TERM = {comparison.WORK: "#332288", comparison.CLOCK: "#CC6677", comparison.CALLS: "#117733"}
+_TERM |= {comparison.ONLY: "#DDCC77", comparison.GAPS: "#88CCEE"}
 _OTHER = "#AA4499"
 MOST_BARS = 10
 
@@ -423,9 +391,9 @@ def draw_difference(found: RunComparison) -> Figure:
     ranked = sorted(found.operators, key=lambda pair: -abs(pair.total_s))
     rows = [(pair.name, pair.latency_s) for pair in ranked[:MOST_BARS]]
     if rest := ranked[MOST_BARS:]:
-        rows.append((f"{len(rest)} more operators", sum_terms([pair.latency_s for pair in rest])))
+        rows.append((f"{len(rest)} more operators", comparison.sum_terms([pair.latency_s for pair in rest])))
     if found.operators:
-        rows.append((GAPS, {GAPS: found.b.gap_s - found.a.gap_s}))
+        rows.append((comparison.GAPS, {comparison.GAPS: found.b.gap_s - found.a.gap_s}))
     else:
         rows = [(term, {term: value}) for term, value in found.latency_s.items()]
     _draw_stacked_bars(left, rows)
