@@ -148,8 +148,11 @@ class ErrorOut(msgspec.Struct):
 def list_catalogue() -> CatalogueOut:
     """Return every GPU and model with its key facts; cards in data centres come first, those of museums last."""
     gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
-    models = map(model_catalogue.load_model, model_catalogue.list_models())
-    return CatalogueOut(__version__, list(map(_gpu_to_output, gpus)), list(map(_model_to_output, models)))
+    models = [
+        ModelOut(m.name, m.title, str(m.kind), count_parameters(m), getattr(m.dims, "max_positions", None))
+        for m in model_catalogue.models()
+    ]
+    return CatalogueOut(__version__, list(map(_gpu_to_output, gpus)), models)
 
 
 def _gpu_to_output(gpu: Gpu) -> GpuOut:
@@ -175,11 +178,6 @@ def _gpu_to_output(gpu: Gpu) -> GpuOut:
         limit_w=limit_w,
         dtypes=[str(dtype) for dtype in tensor],
     )
-
-
-def _model_to_output(model: ModelSpec) -> ModelOut:
-    context = getattr(model.dims, "max_positions", None)
-    return ModelOut(model.name, model.title, str(model.kind), count_parameters(model), context)
 
 
 def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
@@ -222,15 +220,6 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         ratio = flop / byte if flop > 0 and byte > 0 else None
         found.append(OpGroupOut(name, count, seconds, joules, parts.tolist(), ratio, flop / max(seconds, 1e-12)))
     return sorted(found, key=lambda group: -group.energy_j)[:MOST_OPS]
-
-
-def room_to_output(found: configuration_view.MemoryRoom) -> RoomOut:
-    """Convert what a run holds in memory."""
-    if found.footprint is None:
-        return RoomOut(found.capacity_byte, None, None, None, None)
-    held = {name.removesuffix("_byte"): float(value) for name, value in vars(found.footprint).items()}
-    total = float(found.footprint.total_byte)
-    return RoomOut(found.capacity_byte, held, total, found.footprint.fits(found.capacity_byte), found.largest_batch)
 
 
 def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> bytes:
@@ -298,7 +287,7 @@ def _answer_gpu(name: str) -> GpuDetailOut:
 
 
 def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
-    first, *others = [summarise_prediction(view.prediction) for view in _views_of(asked)]
+    first, *others = map(summarise_prediction, _predictions_of(asked))
     if not others:
         raise bad_value("configurations", "two to four to compare", "one")
     pairs = []
@@ -368,6 +357,10 @@ def _views_of(asked: request_schema.ConfigurationList) -> list[configuration_vie
     return [_view_of(configuration) for configuration in asked.configurations]
 
 
+def _predictions_of(asked: request_schema.ConfigurationList) -> list[Prediction]:
+    return [view.prediction for view in _views_of(asked)]
+
+
 def _view_of(asked: request_schema.Configuration) -> configuration_view.ConfigurationView:
     work = _load_workload(asked)
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
@@ -379,11 +372,15 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
 
-def _room_of(asked: request_schema.Configuration) -> configuration_view.MemoryRoom:
+def _answer_room(asked: request_schema.Configuration) -> RoomOut:
     work = _load_workload(asked)
-    return configuration_view.compute_memory_room(
-        work if isinstance(work, ModelSpec) else None, _load_card(asked.gpu)[0], asked.options()
-    )
+    model = work if isinstance(work, ModelSpec) else None
+    found = configuration_view.compute_memory_room(model, _load_card(asked.gpu)[0], asked.options())
+    if found.footprint is None:
+        return RoomOut(found.capacity_byte, None, None, None, None)
+    held = {name.removesuffix("_byte"): float(value) for name, value in vars(found.footprint).items()}
+    total = float(found.footprint.total_byte)
+    return RoomOut(found.capacity_byte, held, total, found.footprint.fits(found.capacity_byte), found.largest_batch)
 
 
 @lru_cache(maxsize=64)
@@ -438,12 +435,9 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
 REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is read, and what answers it
     "catalogue": (str, lambda _: list_catalogue()),
     "gpu": (str, _answer_gpu),
-    "predict": (
-        request_schema.ConfigurationList,
-        lambda asked: predictions_to_output([v.prediction for v in _views_of(asked)]),
-    ),
+    "predict": (request_schema.ConfigurationList, lambda asked: predictions_to_output(_predictions_of(asked))),
     "view": (request_schema.Configuration, lambda asked: view_to_output(_view_of(asked))),
-    "room": (request_schema.Configuration, lambda asked: room_to_output(_room_of(asked))),
+    "room": (request_schema.Configuration, _answer_room),
     "compare": (request_schema.ConfigurationList, _answer_compare),
     "plan": (request_schema.PlanRequest, _answer_plan),
     "simulate": (request_schema.SimulationRequest, _answer_simulate),

@@ -84,9 +84,9 @@ class RequestGuard:
                 await self._pass(scope, receive, sent)
         except worker_pool.ClientBusy as error:
             await _refuse(scope, receive, sent, 429, str(error))
-        except _TooMuch as error:
+        except HTTPException as error:
             if not sent.begun:
-                await _refuse(scope, receive, sent, *error.args)
+                await _refuse(scope, receive, sent, error.status_code, error.detail)
         except Exception:
             if not sent.begun:
                 await _refuse(scope, receive, sent, 500, "internal error; the server's log says more.")
@@ -112,15 +112,15 @@ class RequestGuard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _TooMuch(400, "the request ended before its body did.")
+                        raise HTTPException(400, "the request ended before its body did.")
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     if size > self._most_byte:
-                        raise _TooMuch(413, f"request: expected at most {self._most_byte} bytes, got more.")
+                        raise HTTPException(413, f"request: expected at most {self._most_byte} bytes, got more.")
                     if not message.get("more_body"):
                         return b"".join(chunks)
         except TimeoutError:
-            raise _TooMuch(408, f"the request's body did not arrive within {self._arrive_s:g} s.") from None
+            raise HTTPException(408, f"the request's body did not arrive within {self._arrive_s:g} s.") from None
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)
@@ -133,10 +133,6 @@ class RequestGuard:
         if length.isdecimal() and int(length) > self._most_byte:
             return 413, f"request: expected at most {self._most_byte} bytes, got {int(length)}."
         return None
-
-
-class _TooMuch(Exception):
-    """Status and text of a body that is refused while it arrives."""
 
 
 class _GuardedSend:
@@ -177,11 +173,7 @@ POST_ROUTES: dict[str, tuple[type | str, str]] = {  # kind of request -> what it
     "figure": ("image/svg+xml image/png application/pdf", "A figure as a file"),
     "report": ("text/html", "A self-contained report"),
 }
-GET_ROUTES: dict[str, type] = {
-    "/api/catalogue": answers.CatalogueOut,
-    "/api/gpu": answers.GpuDetailOut,
-    "/api/live/about": FeedInfo,
-}
+GET_ANSWERS: tuple[type, ...] = (answers.CatalogueOut, answers.GpuDetailOut, FeedInfo)
 ATTACHMENTS = {"csv": "wattcast.csv", "report": "wattcast-report.html"}
 _REFUSED = {
     400: "The body ended early",
@@ -208,7 +200,16 @@ def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = wo
             yield
 
     app = FastAPI(title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
-    _add_error_handlers(app)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _plain_response(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _plain_response(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}.")
+
     _add_pages(app)
     _add_questions(app, pool)
     _add_live_feed(app, FeedWatchers(feed))
@@ -222,17 +223,6 @@ def openapi_schema() -> dict[str, Any]:
     _add_questions(app, worker_pool.WorkerPool())
     _add_live_feed(app, FeedWatchers(recorded_feed()))
     return _make_schema(app)
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return _plain_response(error.status_code, str(error.detail), dict(error.headers or {}))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return _plain_response(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}.")
 
 
 def _plain_response(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
@@ -352,24 +342,19 @@ def _describe_responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
 def _make_schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         plain = get_openapi(title=app.title, version=app.version, routes=app.routes, summary="GPU time and power")
-        kinds = [answers.ErrorOut, *(answers.REQUEST_KINDS[kind][0] for kind in POST_ROUTES), *GET_ROUTES.values()]
+        kinds = [answers.ErrorOut, *(answers.REQUEST_KINDS[kind][0] for kind in POST_ROUTES), *GET_ANSWERS]
         kinds += [gives for gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
         _, found = msgspec.json.schema_components(
             [kind for kind in dict.fromkeys(kinds) if kind is not dict], ref_template="#/components/schemas/{name}"
         )
-        for name in ("Configuration", "PlanRequest", "SimulationRequest", "TrainingRequest"):
-            _say_model_or_file(found[name])
+        for question in ("Configuration", "PlanRequest", "SimulationRequest", "TrainingRequest"):
+            properties = found[question]["properties"]
+            for name in ("model", "file"):  # types cannot say that one of them is needed, and not both
+                properties[name] = next(one for one in properties[name]["anyOf"] if one != {"type": "null"})
+            found[question]["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]
         plain.setdefault("components", {}).setdefault("schemas", {}).update(found)
         app.openapi_schema = plain
     return app.openapi_schema
-
-
-def _say_model_or_file(configuration: dict[str, Any]) -> None:
-    """Say in the schema what the struct's types cannot: either a model or a file is needed, not both."""
-    for name in ("model", "file"):
-        inside = configuration["properties"][name]
-        configuration["properties"][name] = next(one for one in inside["anyOf"] if one != {"type": "null"})
-    configuration["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]
 
 
 def serve_page(

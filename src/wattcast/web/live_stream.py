@@ -160,12 +160,10 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
     if path is None:
         folder = files("wattcast.web").joinpath("recorded")
         about = decode_json(folder.joinpath("h200-linear.json").read_bytes(), FeedInfo, "h200-linear.json")
-        return _replay_samples(EnergySamples.load(folder / "h200-linear.npz"), about)
-    read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
-    return _replay_samples(EnergySamples.load(path), FeedInfo(path.stem))
-
-
-def _replay_samples(samples: EnergySamples, about: FeedInfo) -> ReplayFeed:
+        samples = EnergySamples.load(folder / "h200-linear.npz")
+    else:
+        read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
+        samples, about = EnergySamples.load(path), FeedInfo(path.stem)
     if not len(samples):
         raise BadInput(f"{about.title}: the recording is empty.")
     found = read_points(samples, float(samples["time_s"][0]))
@@ -179,8 +177,9 @@ def choose_feed(live: str, replay: Path | None, source: str = "auto", index: int
         return recorded_feed(replay)
     from wattcast.measure.energy_sources import open_source
 
+    source = "nvml" if source == "auto" else source
     try:
-        opened, identity = open_source("nvml" if source == "auto" else source, index)
+        opened, identity = open_source(source, index)
         opened.close()
     except MissingTool:
         if live == "gpu":
@@ -188,7 +187,7 @@ def choose_feed(live: str, replay: Path | None, source: str = "auto", index: int
         shipped = recorded_feed(None)
         shipped.about.shown = False
         return shipped
-    return CardFeed("nvml" if source == "auto" else source, index, identity.name)
+    return CardFeed(source, index, identity.name)
 
 
 class FeedWatchers:

@@ -92,12 +92,9 @@ class WatchedCard:
         with self._starting:
             due = self._last is None or self.now() - self._last.at_s >= self.due_s
             if self._reader is None or (due and not self._reader.is_alive()):
-                self._reader = threading.Thread(target=self._update, daemon=True)
+                self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
             return self._reader
-
-    def _update(self) -> None:
-        self._last = self._read(self.now())
 
     @property
     def due_s(self) -> float:
@@ -109,27 +106,22 @@ class WatchedCard:
         """The power limit in force when the card was opened; NaN where it does not say."""
         return math.nan if self.identity.power_limit_w is None else self.identity.power_limit_w
 
-    def age_s(self, reading: MetricsReading) -> float:
-        """Return how old a reading is."""
-        return self.now() - reading.at_s
-
-    def _read(self, now_s: float) -> MetricsReading:
+    def _read(self) -> None:
+        now_s = self.now()
         self.readings += 1
         try:
-            energy_j = self._energy_j()
+            now_j = self.source.energy_j()
+            if math.isfinite(now_j):
+                limit_j = self.source.energy_range_j
+                self._offset_j, _ = unwrap_counter(self._previous_j, now_j, self._offset_j, limit_j)
+                self._previous_j = now_j
             clock_hz, slow = self.source.sm_clock_hz(), self.source.slow()
         except ReadError as error:
             self.errors += 1
-            return MetricsReading(now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost)
-        reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
-        return replace(reading, idle=IDLE_REASON in reading.reasons)
-
-    def _energy_j(self) -> float:
-        now_j = self.source.energy_j()
-        if math.isfinite(now_j):
-            self._offset_j, _ = unwrap_counter(self._previous_j, now_j, self._offset_j, self.source.energy_range_j)
-            self._previous_j = now_j
-        return now_j + self._offset_j
+            self._last = MetricsReading(now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost)
+            return
+        reading = MetricsReading(now_s, now_j + self._offset_j, clock_hz, slow, idle=False)
+        self._last = replace(reading, idle=IDLE_REASON in reading.reasons)
 
 
 def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDLE_S) -> list[WatchedCard]:
@@ -200,9 +192,8 @@ def model_workload(
     return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), *at_best)
 
 
-MetricFamily: TypeAlias = tuple[
-    str, str, str, list[str], list[tuple[list[str], float]]
-]  # name, kind, text, labels, rows
+MetricRows: TypeAlias = list[tuple[list[str], float]]
+MetricFamily: TypeAlias = tuple[str, str, str, list[str], MetricRows]  # name, kind, text, labels, rows
 
 MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], float]]] = {
     "power_watts": ("gauge", "Measured board power", lambda c, r: r.power_w),
@@ -214,7 +205,11 @@ MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], floa
     "idle": ("gauge", "1 while the card says it is idle", lambda c, r: r.idle),
     "lost": ("gauge", "1 when the card is gone", lambda c, r: r.lost),
     "hung": ("gauge", "1 while the driver does not answer", lambda c, r: r.hung),
-    "reading_age_seconds": ("gauge", "Age of what is shown; idle cards are left alone", lambda c, r: c.age_s(r)),
+    "reading_age_seconds": (
+        "gauge",
+        "Age of what is shown; idle cards are left alone",
+        lambda c, r: c.now() - r.at_s,
+    ),
     "readings": ("counter", "Times the card was read", lambda c, r: c.readings),
     "reading_errors": ("counter", "Readings that failed", lambda c, r: c.errors),
 }
@@ -229,10 +224,7 @@ PREDICTED: dict[str, tuple[str, Callable[[ModelledWorkload], Any]]] = {
     "best_power_watts": ("Predicted power at that clock", lambda m: m.best_power_w),
     "saving_ratio": ("Share of the energy that clock saves", lambda m: m.saving),
     "slowdown_ratio": ("Slowdown allowed for it", lambda m: m.slowdown),
-    "inside_measured": (
-        "1 when the prediction is near what was measured",
-        lambda m: m.prediction.support.inside,
-    ),
+    "inside_measured": ("1 when the prediction is near what was measured", lambda m: m.prediction.support.inside),
 }
 
 

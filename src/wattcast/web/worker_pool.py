@@ -141,7 +141,12 @@ class WorkerPool:
     async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool) -> Answer:
         try:
             async with asyncio.timeout(self._limit_s):
-                reply = await _exchange(process, kind, body)
+                assert process.stdin is not None
+                for data in (kind.encode(), body):
+                    process.stdin.write(struct.pack("!I", len(data)) + data)
+                await process.stdin.drain()
+                header = msgspec.json.decode(await _frame(process), type=Answer)
+                reply = Answer(header.status, header.type, await _frame(process))
         except TimeoutError:
             await self._replace(process, large)
             return make_refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
@@ -198,15 +203,6 @@ class WorkerPool:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-async def _exchange(process: asyncio.subprocess.Process, kind: str, body: bytes) -> Answer:
-    assert process.stdin is not None
-    for data in (kind.encode(), body):
-        process.stdin.write(struct.pack("!I", len(data)) + data)
-    await process.stdin.drain()
-    header = msgspec.json.decode(await _frame(process), type=Answer)
-    return Answer(header.status, header.type, await _frame(process))
 
 
 async def _frame(process: asyncio.subprocess.Process) -> bytes:
