@@ -55,7 +55,7 @@ from wattcast.predictor.pipeline import BUSY_EVENT
 from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.timeline import active_sm_share
 from wattcast.validate.kernel_checks import solve_relative
-from wattcast.validate.ledger import load_held_out, run_study
+from wattcast.validate.ledger import load_held_out
 from wattcast.workload.build_model import _build_graph, build_graph
 from wattcast.workload.model_options import ModelOptions
 
@@ -382,4 +382,6 @@ def flop_byte_regression(flop: Array, byte: Array, latency_s: Array, fold: npt.N
 
 
 if __name__ == "__main__":
+    from ledger_rows import run_study
+
     run_study("ablations", ablation_rows)

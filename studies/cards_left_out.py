@@ -59,7 +59,7 @@ from wattcast.predictor.bundle.support_widening import (
 )
 from wattcast.predictor.uncertainty import find_unmeasured, widen_log_ends
 from wattcast.validate.kernel_checks import name_of
-from wattcast.validate.ledger import Tell, run_study
+from wattcast.validate.ledger import Tell
 
 SMALL = 1000  # rows of a card: below, it is left out together with others like it
 LEAST_SAID = 20  # rows; of fewer a share says nothing
@@ -280,4 +280,6 @@ def _counted_row(where: str, quantity: str, of_class: str, tables: list[Counted]
 
 
 if __name__ == "__main__":
+    from ledger_rows import run_study
+
     run_study("cards", coverage_rows)

@@ -32,7 +32,7 @@ from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
 from wattcast.predictor.bundle.forecast import starting_bundle
-from wattcast.validate.ledger import Tell, run_study
+from wattcast.validate.ledger import Tell
 
 COUNTS = (50, 100, 200)
 DRAWS = 3
@@ -177,4 +177,6 @@ def few_rows_of_all_cards(gpu: str, tell: Tell) -> list[LedgerRow]:
 
 
 if __name__ == "__main__":
+    from ledger_rows import run_study
+
     run_study("few-rows", few_rows_of_all_cards)

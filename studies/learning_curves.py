@@ -34,7 +34,7 @@ from wattcast.hardware import Gpu
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure
-from wattcast.validate.ledger import load_or_make_rows, run_study
+from wattcast.validate.ledger import load_or_make_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -376,6 +376,8 @@ def save_learning_figure(folder: Path, gpu: str, ending: str = "png") -> Path:
 
 
 if __name__ == "__main__":
+    from ledger_rows import run_study
+
     run_study("learning", learning_rows)
     if "--figures" in sys.argv:
         print(save_learning_figure(Path(sys.argv[sys.argv.index("--figures") + 1]), "h200"))

@@ -30,7 +30,7 @@ from wattcast.fit.kernel_fit import fit_idle_curve
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.predictor.bundle.support_widening import OutsideReason
 from wattcast.predictor.uncertainty import widen_log_ends
-from wattcast.validate.ledger import Tell, load_held_out, run_study
+from wattcast.validate.ledger import Tell, load_held_out
 
 SAID = {
     OutsideReason.KIND: "kind of kernel never measured",
@@ -96,4 +96,6 @@ def never_measured_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
 
 
 if __name__ == "__main__":
+    from ledger_rows import run_study
+
     run_study("never-measured", never_measured_rows)

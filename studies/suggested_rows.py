@@ -39,7 +39,7 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.validate.ledger import Tell, run_study
+from wattcast.validate.ledger import Tell
 
 STARTS = (50, 200)  # bursts measured to begin with
 GROWS = (4.0,)  # to so many times as many
@@ -229,4 +229,6 @@ def _row(
 
 
 if __name__ == "__main__":
+    from ledger_rows import run_study
+
     run_study("suggest", suggest_rows)

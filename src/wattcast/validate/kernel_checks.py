@@ -74,8 +74,13 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     family = np.array(held.family)
     random = np.array(held.data) == "random"
     burst = np.array([kind == "burst" for kind in held.kind])
-    rows = []
-    found = {}
+    rows, found = [], {}
+
+    def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
+        shares = {"coverage": inside[at].mean(), "width": width[at].mean(), "median_width": np.median(width[at])}
+        more: dict[str, Any] = {key: round(100 * float(share), 1) for key, share in shares.items()}
+        return make_ledger_row(where, name, int(at.sum()), None, **more, wanted=[85.0, 95.0])
+
     for quantity, ratio, kept in (
         ("latency", held.latency_s / held.predicted_latency_s, burst),
         ("power", held.power_w / held.predicted_power_w, ~burst),
@@ -84,27 +89,12 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         found[quantity] = known, *_find_covered(quantity, ratio, held, family, known)
     for name in dict.fromkeys(held.family):
         for quantity, (known, inside, width) in found.items():
-            at = known & (family == name)
-            rows.append(
-                make_ledger_row(
-                    where, f"{quantity}, {name}", int(at.sum()), None, **_summarise_coverage(inside[at], width[at])
-                )
-            )
+            rows.append(score_coverage(f"{quantity}, {name}", known & (family == name), inside, width))
     for quantity, near in (("latency", held.near), ("power", held.near_power)):
         known, inside, width = found[quantity]
         for label, part in _by_distance(near, known).items():
-            share = _summarise_coverage(inside[part], width[part])
-            rows.append(make_ledger_row(where, f"{quantity}, {label}", int(part.sum()), None, **share))
+            rows.append(score_coverage(f"{quantity}, {label}", part, inside, width))
     return rows
-
-
-def _summarise_coverage(inside: Mask, width: Array) -> dict[str, Any]:
-    return {
-        "coverage": round(100 * float(inside.mean()), 1),
-        "width": round(100 * float(width.mean()), 1),
-        "median_width": round(100 * float(np.median(width)), 1),
-        "wanted": [85.0, 95.0],
-    }
 
 
 def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
@@ -160,9 +150,8 @@ def choice_rows(gpu: str, held: held_out.HeldOutRows | None = None) -> list[Ledg
     chosen, oracle = [], []
     for name in ("gemm", "conv2d"):
         at = named & (family == name)
-        chosen.append(
-            make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **_summarise_agreement(held, at))
-        )
+        agreement = _summarise_agreement(held, at)
+        chosen.append(make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **agreement))
         at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
         without = round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
         ran, true = held.oracle_latency_s[at], held.latency_s[at]
@@ -172,8 +161,6 @@ def choice_rows(gpu: str, held: held_out.HeldOutRows | None = None) -> list[Ledg
 
 
 def _summarise_agreement(held: held_out.HeldOutRows, at: Mask) -> dict[str, Any]:
-    """Return shares in percent."""
-
     def parse(text: str) -> tuple[str, int, int, bool]:
         kind, tile, *split = text.split()
         n, m = tile.split("x")
@@ -210,11 +197,8 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
     kernels = build_kernels(ops, conditions, chip, bundle_for(chip).reference, ())
     events, value = count_events(kernels)
     dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]
-    predicted = {
-        "DRAM": dram,
-        "L2": value[:, events.index("l2_byte")],
-        "shared": value[:, events.index("shared_byte")],
-    }
+    l2, shared = (value[:, events.index(name)] for name in ("l2_byte", "shared_byte"))
+    predicted = {"DRAM": dram, "L2": l2, "shared": shared}
     return [
         _counter_row(gpu, name, found, np.array([measured[s][name] for s in specs]))
         for name, found in predicted.items()
@@ -272,14 +256,11 @@ def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
     """Return the spread between cards: what the database shows, what is taken, and whether it holds elsewhere."""
     rows = load_kernel_rows(gpu)
     where = f"{gpu} cards of the kind"
-    found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in database_fit.KIND_OF_QUANTITY}
-    spreads = [
-        _make_spread_row(where, quantity, found[quantity], database_fit.combine_spread(found))
-        for quantity in database_fit.KIND_OF_QUANTITY
-    ]
-    return spreads + [
-        one for quantity in database_fit.KIND_OF_QUANTITY for one in _make_common_rows(where, quantity, rows)
-    ]
+    kinds = database_fit.KIND_OF_QUANTITY
+    found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in kinds}
+    spread = database_fit.combine_spread(found)
+    spreads = [_make_spread_row(where, quantity, found[quantity], spread) for quantity in kinds]
+    return spreads + [row for quantity in kinds for row in _make_common_rows(where, quantity, rows)]
 
 
 def _make_spread_row(
@@ -343,9 +324,8 @@ def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
 
 def model_family(model: str) -> str:
     """Return the family of a catalogue model: its name up to the first size."""
-    return next(
-        (name for name in ("gpt2", "bert", "qwen", "llama", "vit", "resnet") if model.startswith(name)), model
-    )
+    known = ("gpt2", "bert", "qwen", "llama", "vit", "resnet")
+    return next((name for name in known if model.startswith(name)), model)
 
 
 def solve_relative(terms: Array, target: Array) -> Array:

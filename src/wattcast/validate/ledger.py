@@ -9,11 +9,9 @@ another name, so a kept result is never stale. Other studies leave their rows th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -36,15 +34,7 @@ from wattcast.gpuwattch.measured_energies import PARENT, judge_held_out
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure, save_figure
-from wattcast.validate.kernel_checks import (
-    card_rows,
-    choice_rows,
-    counter_rows,
-    engine_kernel_rows,
-    interval_rows,
-    kernel_rows,
-    layer_rows,
-)
+from wattcast.validate import kernel_checks as checks
 from wattcast.validate.model_checks import compare_models, model_rows, serving_rows
 from wattcast.validate.power_checks import make_counter_model_rows
 
@@ -87,10 +77,10 @@ def build_ledger(
     rows: list[LedgerRow] = []
     for gpu in GPUS:
         held = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
-        rows += kernel_rows(held, gpu) + interval_rows(held, gpu)
-        for make in (counter_rows, choice_rows, engine_kernel_rows, serving_rows, layer_rows, model_rows):
+        rows += checks.kernel_rows(held, gpu) + checks.interval_rows(held, gpu) + checks.counter_rows(gpu)
+        for make in (checks.choice_rows, checks.engine_kernel_rows, serving_rows, checks.layer_rows, model_rows):
             rows += make(gpu)
-        rows += make_counter_model_rows(gpu) + card_rows(gpu, held)
+        rows += make_counter_model_rows(gpu) + checks.card_rows(gpu, held)
         for section, script in STUDIES.items():
             kept = load_rows(f"{section}-{gpu}", env)
             reason = f"takes minutes: run `python studies/{script}` in the repository"
@@ -142,20 +132,6 @@ def load_rows(section: str, variables: Mapping[str, str]) -> list[LedgerRow] | N
         return None
 
 
-def run_study(section: str, make: Callable[[str, Tell], list[LedgerRow]]) -> None:
-    """Run a study from the command line: make its rows, keep them for the ledger, and print them."""
-    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--gpu", default="h200", help="a GPU whose database ships")
-    parser.add_argument("--again", action="store_true", help="even where results were kept")
-    asked, _ = parser.parse_known_args()
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    rows = load_or_make_rows(f"{section}-{asked.gpu}", lambda: make(asked.gpu, tell), os.environ, asked.again)
-    print(json.dumps({"rows": rows}, indent=1))
-
-
 def _section_file(section: str, variables: Mapping[str, str]) -> Path:
     return cache_root(variables) / f"{section}-{source_digest()}.json"
 
@@ -195,12 +171,9 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
         "",
     ]
     for gpu in GPUS:
-        bundle = shipped_bundle(gpu)
-        if bundle is not None:
-            text += [
-                f"`{gpu}`: {bundle.provenance.source}, {bundle.provenance.device}. {bundle.provenance.note}.",
-                "",
-            ]
+        if (bundle := shipped_bundle(gpu)) is not None:
+            origin = bundle.provenance
+            text += [f"`{gpu}`: {origin.source}, {origin.device}. {origin.note}.", ""]
     text += [_LEGEND, ""]
     for name in dict.fromkeys(row["set"] for row in rows):
         text += [f"## {name}", "", f"| {' | '.join(_COLUMNS[1:])} | |", f"|{'---|' * len(_COLUMNS)}"]
@@ -219,11 +192,8 @@ _LEGEND = (
 
 
 def _format_row(row: LedgerRow) -> list[str]:
-    more = {k: v for k, v in row.items() if k not in _COLUMNS and v is not None}
-    return [
-        *(_format_value(row[name]) for name in _COLUMNS),
-        ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in more.items()),
-    ]
+    more = (f"{k.replace('_', ' ')} {v}" for k, v in row.items() if k not in _COLUMNS and v is not None)
+    return [*(_format_value(row[name]) for name in _COLUMNS), ", ".join(more)]
 
 
 def _format_value(value: Any) -> str:
@@ -241,13 +211,11 @@ def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") ->
         **({} if study is None else study.list_figures(load_held_out(gpu), gpu)),
         "validation-models": lambda: draw_whole_models(gpu),
     }
-    made: list[Path] = []
-    for name, make in makers.items():
-        figure = make()
-        if figure is not None:
-            made.append(folder / f"{name}.{ending}")
-            save_figure(figure, made[-1])
-    return made
+    drawn = {folder / f"{name}.{ending}": make() for name, make in makers.items()}
+    made = {path: figure for path, figure in drawn.items() if figure is not None}
+    for path, figure in made.items():
+        save_figure(figure, path)
+    return list(made)
 
 
 HELD_OUT_QUANTITIES = {  # kind of rows, column and its scale, what axes say, share of the band, whether in logarithms

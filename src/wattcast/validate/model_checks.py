@@ -12,6 +12,7 @@ marked ``held_out`` or ``held_out_load`` in the database.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +82,12 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
     """Predict every case as it was run; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     found = [_predict_case(case, gpu, bundle, top_hz) for case in cases]
-    seconds, watts, hertz, top_w = (np.array(c) for c in zip(*found, strict=True))
-    return ComparedModels(
-        tuple(cases),
-        whole_models.measured_column(cases, lambda r: r.latency_s),
-        whole_models.measured_column(cases, lambda r: r.power_w),
-        whole_models.measured_column(cases, lambda r: r.sm_clock_hz),
-        seconds,
-        watts,
-        hertz,
-        top_w,
-        np.array([case.row.graph for case in cases]),
-        np.array([whole_models.was_capped(case.row, top_hz) for case in cases]),
-    )
+    measured = [
+        whole_models.measured_column(cases, attrgetter(name)) for name in ("latency_s", "power_w", "sm_clock_hz")
+    ]
+    graph = np.array([case.row.graph for case in cases])
+    capped = np.array([whole_models.was_capped(case.row, top_hz) for case in cases])
+    return ComparedModels(tuple(cases), *measured, *map(np.array, zip(*found, strict=True)), graph, capped)
 
 
 def _predict_case(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tuple[float, ...]:
@@ -272,15 +266,8 @@ def _compare_traffic(
     row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings
 ) -> dict[str, tuple[float, float]]:
     """Serve the requests that were measured, at the moments they arrived: the mean over several draws of launches."""
-    columns = {
-        "TPOT p50": "tpot_s.p50",
-        "TPOT p99": "tpot_s.p99",
-        "TTFT p50": "ttft_s.p50",
-        "TTFT p99": "ttft_s.p99",
-        "throughput": "output_tokens_per_s",
-        "power": "power_w",
-        "energy per token": "energy_j_per_token",
-    }
+    columns = {f"{name} {key}": f"{name.lower()}_s.{key}" for name in ("TPOT", "TTFT") for key in ("p50", "p99")}
+    columns |= {"throughput": "output_tokens_per_s", "power": "power_w", "energy per token": "energy_j_per_token"}
     draws = [serve_again(row, records, costs, replace(settings, seed=seed)) for seed in range(1, DRAWS + 1)]
     found = [result.headline for result in draws]
     return {name: (row[key], float(np.mean([one[key] for one in found]))) for name, key in columns.items()}

@@ -30,13 +30,8 @@ from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_table
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.counter_models.profiler_counters import (
-    MOVE_FRAMES,
-    MOVED_SUFFIX,
-    events_of_launch,
-    moves_frames,
-    read_operator_metrics,
-)
+from wattcast.counter_models import profiler_counters
+from wattcast.counter_models.profiler_counters import events_of_launch
 from wattcast.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.fit.kernel_rows import parse_operators, read_condition, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
@@ -125,21 +120,17 @@ def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
     measured = np.array([view.measured_w for view in views])
     rail_w = np.array([view.memory_rail_w for view in views])
     free = np.array([not view.capped for view in views])
-    summary: dict[str, Any] = {
-        "kernels": len(views),
-        "capped": int((~free).sum()),
-        "models": {},
-        "disputes": {},
-        "families": {},
-    }
+    summary: dict[str, Any] = {"kernels": len(views), "capped": int((~free).sum())}
+    summary |= {"models": {}, "disputes": {}, "families": {}}
     for model in MODELS:
         watts = np.array([view.model_w[model] for view in views])
         memory_w = np.array([view.place_w[model].get("device memory", 0.0) for view in views])
         slope, rest_w = np.polyfit(memory_w, rail_w, 1)
+        off = watts / measured - 1
         summary["models"][model] = {
-            "mape": float(100 * np.mean(np.abs(watts / measured - 1))),
-            "below_limit": float(100 * np.mean(np.abs(watts / measured - 1)[free])),
-            "bias": float(100 * np.mean(watts / measured - 1)),
+            "mape": float(100 * np.mean(np.abs(off))),
+            "below_limit": float(100 * np.mean(np.abs(off)[free])),
+            "bias": float(100 * np.mean(off)),
             "nearest": sum(view.nearest == model for view in views),
             "memory_correlation": float(np.corrcoef(memory_w, rail_w)[0, 1]),
             "memory_slope": float(slope),
@@ -187,12 +178,9 @@ def _row_key(row: Plain) -> str:
 def _held_out_watts(path: Path) -> dict[str, float]:
     """Return the held-out power of each sustained row of random data, by its latency, where no other has the same."""
     rows = [row for row in read_table(path) if row["kind"] == "sustained" and row["predicted_power_w"] is not None]
-    seen = Counter(_row_key(row) for row in rows)
-    return {
-        _row_key(row): row["predicted_power_w"]
-        for row in rows
-        if row["data"] == "random" and seen[_row_key(row)] == 1
-    }
+    seen = Counter(map(_row_key, rows))
+    alone = (row for row in rows if row["data"] == "random" and seen[_row_key(row)] == 1)
+    return {_row_key(row): row["predicted_power_w"] for row in alone}
 
 
 def _choose_rows(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> list[int]:
@@ -227,10 +215,9 @@ def _group_watts(
 
 
 def _component_parts(launches: measured_energies.CountedLaunches, gpu: str) -> list[dict[str, float]]:
-    model = measured_energies.measured_model(gpu)[2].model
-    power = model.power(
-        measured_energies.launches_to_activity(launches, float(measured_energies.measured_chip(gpu).design.sm_count))
-    )
+    sm_count = float(measured_energies.measured_chip(gpu).design.sm_count)
+    activity = measured_energies.launches_to_activity(launches, sm_count)
+    power = measured_energies.measured_model(gpu)[2].model.power(activity)
     return [_group_watts(power.parts, watts, _read_places("component"), SM) for watts in power.part_w]
 
 
@@ -240,9 +227,8 @@ def _counter_parts(
     """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
     model = load_saved_model(Path(gpu)).model
     modules = _read_places("module")
-    place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()} | _read_places(
-        "event"
-    )
+    place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()}
+    place_of |= _read_places("event")
     chip, found = find_gpu(gpu), []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
         events: dict[str, float] = {}
@@ -326,10 +312,8 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         where, off = f"{card} DCT at a fixed frame rate", abs(p.off_percent)
         rows.append(make_ledger_row(where, f"saving, {p.name}", 1, off, must=30.0, aim=10.0, **watts))
     for p in kernel_energies_above_idle(fit):
-        joules: LedgerRow = {
-            "measured_mj": _round_percent(1e3 * p.measured),
-            "predicted_mj": _round_percent(1e3 * p.predicted),
-        }
+        measured_mj, predicted_mj = _round_percent(1e3 * p.measured), _round_percent(1e3 * p.predicted)
+        joules: LedgerRow = {"measured_mj": measured_mj, "predicted_mj": predicted_mj}
         where = f"{card} kernel beside moving frames"
         rows.append(make_ledger_row(where, f"energy of {p.name}", 1, abs(p.off_percent), **joules))
     # under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find them in L2
@@ -374,7 +358,11 @@ def _tested_watts(fit: RailsFit) -> dict[str, tuple[float, float]]:
 
 def multimedia_power(fit: RailsFit) -> list[PredictedPair]:
     """Return the watts of every multimedia row without transfers."""
-    return [PredictedPair(name, *watts) for name, watts in _tested_watts(fit).items() if not moves_frames(name)]
+    return [
+        PredictedPair(name, *watts)
+        for name, watts in _tested_watts(fit).items()
+        if not profiler_counters.moves_frames(name)
+    ]
 
 
 def dct_savings(fit: RailsFit) -> list[PredictedPair]:
@@ -394,17 +382,19 @@ def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
     """
     table = fit.table
     at = {table.benchmark_names[b]: i for i, b in enumerate(table.benchmark)}
-    bare, idle_w = at[MOVE_FRAMES], float(table.power_w[at[IDLE_ROW]])
+    bare, idle_w = at[profiler_counters.MOVE_FRAMES], float(table.power_w[at[IDLE_ROW]])
     if table.duration_s is None:
         raise bad_value(table.name, "durations", "none")
     rows = []
     for name, i in at.items():
-        if not name.endswith(MOVED_SUFFIX):
+        if not name.endswith(profiler_counters.MOVED_SUFFIX):
             continue
         pass_s, bare_s = table.duration_s[i], table.duration_s[bare]
         measured_j = table.power_w[i] * pass_s - table.power_w[bare] * bare_s - idle_w * (pass_s - bare_s)
         predicted_j = (fit.predicted_w[i] - fit.predicted_w[bare]) * pass_s
-        rows.append(PredictedPair(name.removesuffix(MOVED_SUFFIX), float(measured_j), float(predicted_j)))
+        rows.append(
+            PredictedPair(name.removesuffix(profiler_counters.MOVED_SUFFIX), float(measured_j), float(predicted_j))
+        )
     return rows
 
 
@@ -427,7 +417,7 @@ def predict_database_operators(fit: RailsFit, gpu: str) -> CountedOperators:
     """
     folder, sm_count = database_folder(gpu), float(hardware.load_gpu(gpu).sm_count)
     events: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # of all kernels of an operator
-    for spec, kernels in read_operator_metrics(folder, sm_count).items():
+    for spec, kernels in profiler_counters.read_operator_metrics(folder, sm_count).items():
         for name, count in (item for metrics in kernels for item in events_of_launch(metrics).items()):
             events[spec][name] += count
     rows = [r for r in read_table(folder / ROWS_FILE) if r["kind"] == "sustained" and r["spec"] in events]
