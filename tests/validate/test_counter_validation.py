@@ -141,9 +141,9 @@ def counted(fit: RailsFit, tmp_path: Path) -> Path:
 
 
 def test_measure_run_takes_the_shipped_model_by_name(fit: RailsFit, counted: Path, tmp_path: Path) -> None:
-    prepared = prepare_estimate(Path("h200"), counted, tmp_path / "trace.json", None, ["true"])
-    assert prepared.saved.name == "h200"
-    (counts,) = prepared.book.count.values()
+    saved, book, _ = prepare_estimate(Path("h200"), counted, tmp_path / "trace.json", None, ["true"])
+    assert saved.name == "h200"
+    (counts,) = book.count.values()
     assert set(fit.model.required_events) <= set(counts)
 
 

@@ -102,19 +102,9 @@ def power_meter(
         return
     hertz = parse(clock, "Hz", "--clock") if clock else None
     found = read_chip(TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz))
-    built = build_component_model(
-        found.architecture,
-        found.table,
-        found.components,
-        sm_count=found.config.sm_count,
-        voltage=found.voltage,
-    )
-    meter = PowerMeter(
-        built.model,
-        ClockSetting(found.clock_hz),
-        found.architecture.dialect,
-        scaling=found.architecture.all_scaling(),
-    )
+    chip, count = found.architecture, found.config.sm_count
+    built = build_component_model(chip, found.table, found.components, sm_count=count, voltage=found.voltage)
+    meter = PowerMeter(built.model, ClockSetting(found.clock_hz), chip.dialect, scaling=chip.all_scaling())
 
     def answer(line: str) -> None:
         env.stdout.write(line + "\n")

@@ -178,18 +178,9 @@ def run(
         chip = _catalogue_gpu(card.name, "--model", "Leave it out: what steps take is then learned.")
         by_level = serving_control.build_clock_levels(model, chip)
         keeper = partial(serving_control.make_keeper, by_level, limits)
-    task = live_control.ControlTask(
-        goal,
-        seconds,
-        progress,
-        told,
-        turn_limit,
-        make_advice(goal, find_catalogue_gpu(card.name)),
-        keeper,
-        None if metrics is None else partial(read_engine_metrics, metrics),
-        rows,
-        unit,
-    )
+    advice = make_advice(goal, find_catalogue_gpu(card.name))
+    told_by = None if metrics is None else partial(read_engine_metrics, metrics)
+    task = live_control.ControlTask(goal, seconds, progress, told, turn_limit, advice, keeper, told_by, rows, unit)
     with hold_card(card, socket) as held:
         ended = live_control.run_controlled_program(held, command or [], task, env.say, variables)
     raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
@@ -251,18 +242,14 @@ def daemon(
     if unit:
         env.stdout.write(print_unit())
         return
-    scope = card_daemon.DaemonScope(
-        _parse_range(clocks, "Hz", "--clocks"),
-        _parse_range(limits, "W", "--limits"),
-        None if locked is None else units.parse(locked, "Hz", "--locked"),
-    )
+    ranges = _parse_range(clocks, "Hz", "--clocks"), _parse_range(limits, "W", "--limits")
+    scope = card_daemon.DaemonScope(*ranges, None if locked is None else units.parse(locked, "Hz", "--locked"))
     path, members = socket or card_daemon.SOCKET, find_group(group)
-    wanted = gpu or []
     if not lifeline:
         env.say(f"clients connect to {path} as {f'members of {group}' if group else 'root'}")
 
     def serve(stopped: Any) -> int:
-        return card_daemon.serve_cards(find_settable_cards(wanted), scope, path, members, env.say, stopped)
+        return card_daemon.serve_cards(find_settable_cards(gpu or []), scope, path, members, env.say, stopped)
 
     raise typer.Exit(card_daemon.run_supervised(serve, env.say, 0 if lifeline else None))
 
@@ -344,9 +331,8 @@ def site(env: Environment, nodes: list[Path], site_power: str, priority: list[st
         ranks[uuid] = int(rank)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: ended.append(number))
-    coordinate_site(
-        nodes, units.parse_amount(site_power, "W", "--site-power", inclusive=False), ranks, env.say, lambda: not ended
-    )
+    most_w = units.parse_amount(site_power, "W", "--site-power", inclusive=False)
+    coordinate_site(nodes, most_w, ranks, env.say, lambda: not ended)
 
 
 def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:

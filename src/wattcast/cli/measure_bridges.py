@@ -18,17 +18,8 @@ from wattcast import hardware
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.records import dataclass, replace
 from wattcast.core.units import show
+from wattcast.counter_models import launch_power
 from wattcast.counter_models.gpmtool_files import read_nsys_activity
-from wattcast.counter_models.launch_power import (
-    CounterBook,
-    KernelLaunch,
-    PowerEstimate,
-    estimate_launch_power,
-    find_clock_hz,
-    is_database,
-    read_counter_book,
-    read_launches,
-)
 from wattcast.counter_models.profiler_counters import list_ncu_metrics
 from wattcast.fit import kernel_rows
 from wattcast.fit.kernel_rows import KernelRows
@@ -36,14 +27,8 @@ from wattcast.fit.row_suggestions import RowCandidate, RowSuggestion, list_model
 from wattcast.fit.row_suggestions import suggest_rows as suggest
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import RunCondition
-from wattcast.measure.campaigns.kernel_campaign import write_listed
-from wattcast.measure.campaigns.kernel_plan import (
-    LARGEST_BYTE,
-    LONGEST_S,
-    OperatorSpec,
-    read_kernel_plan,
-    spec_from_operator,
-)
+from wattcast.measure.campaigns import kernel_plan
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.measure.campaigns.nsight_counters import make_collect_command
 from wattcast.measure.database_files import make_workload_form
 from wattcast.measure.energy_samples import find_ticks
@@ -58,19 +43,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PreparedEstimate:
-    """What is read before the command runs, so that a bad file costs nothing."""
-
-    saved: SavedModel
-    book: CounterBook
-    trace: Path
-
-
-@dataclass(frozen=True)
 class LaunchEstimate:
     """Power from launches, and the measurement of the same stretch where the two clocks can be joined."""
 
-    estimate: PowerEstimate
+    estimate: launch_power.PowerEstimate
     same_stretch: Measurement | None
     origin_s: float | None  # of the estimate's time on the sampler's clock
 
@@ -132,7 +108,7 @@ class LaunchEstimate:
 
 def prepare_estimate(
     model: Path, counters: Path | None, trace: Path | None, gpu: str | None, command: list[str]
-) -> PreparedEstimate:
+) -> tuple[SavedModel, launch_power.CounterBook, Path]:
     """Read the model and the counters; raise before the command runs where something is missing.
 
     Counters that are not there yet are collected: the command runs once more, under ncu.
@@ -145,31 +121,32 @@ def prepare_estimate(
     saved = load_saved_model(model)
     if command and not counters.exists() and counters.suffix != ".json":
         make_collect_command(command, counters, list_ncu_metrics(saved.model.required_events))
-    return PreparedEstimate(saved, read_counter_book(counters, sm_count), trace)
+    return saved, launch_power.read_counter_book(counters, sm_count), trace
 
 
 def estimate_offline(
     model: Path, counters: Path, trace: Path, gpu: str | None, clock_hz: float | None, memory_clock_hz: float | None
 ) -> tuple[LaunchEstimate, float]:
     """Estimate the power of a run from files alone; return it and the clock, by default that of counted cycles."""
-    if is_database(counters):  # sampled over time, not per kernel
+    if launch_power.is_database(counters):  # sampled over time, not per kernel
         known = load_saved_model(model).model
         start_s, activity = read_nsys_activity(counters, known.required_events, clock_hz, memory_clock_hz)
-        found = PowerEstimate(start_s, activity, known.power(activity), np.ones(start_s.shape), ())
+        found = launch_power.PowerEstimate(start_s, activity, known.power(activity), np.ones(start_s.shape), ())
         return LaunchEstimate(found, None, None), float(np.mean(np.asarray(activity.at.clock_hz)))
-    ready = prepare_estimate(model, counters, trace, gpu, [])
-    log = read_launches(trace)
-    found_hz = clock_hz or find_clock_hz(log.launches, ready.book)
+    saved, book, _ = prepare_estimate(model, counters, trace, gpu, [])
+    log = launch_power.read_launches(trace)
+    found_hz = clock_hz or launch_power.find_clock_hz(log.launches, book)
     if found_hz is None:
         raise bad_value("--clock", "the core clock of the run", "none", "The counters hold no cycles of its kernels.")
-    launches = [_from_zero(launch, log.span_s[0]) for launch in log.launches]
     at = OperatingPoint(clock_hz=found_hz, memory_clock_hz=memory_clock_hz)
-    return LaunchEstimate(estimate_launch_power(launches, ready.book, ready.saved.model, at), None, None), found_hz
+    return LaunchEstimate(_estimate_from_zero(log, saved, book, at), None, None), found_hz
 
 
-def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstimate:
+def estimate_power(
+    saved: SavedModel, book: launch_power.CounterBook, trace: Path, run: MeasuredRun
+) -> LaunchEstimate:
     """Estimate power from the trace that the command wrote, at the clocks that were measured."""
-    log = read_launches(prepared.trace)
+    log = launch_power.read_launches(trace)
     first_s, last_s = log.span_s
     # the first launch on the sampler's clock; traces count from a Unix time
     now_s = None if log.epoch_s is None else log.epoch_s + first_s - (time.time() - time.monotonic())
@@ -178,13 +155,14 @@ def estimate_power(prepared: PreparedEstimate, run: MeasuredRun) -> LaunchEstima
     clocks = stretch or run.measurement
     held = run.samples if stretch is None or now_s is None else run.samples.between(now_s, now_s + last_s - first_s)
     at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
-    launches = [_from_zero(launch, first_s) for launch in log.launches]
-    found = estimate_launch_power(launches, prepared.book, prepared.saved.model, at)
-    return LaunchEstimate(found, stretch, now_s if inside else None)
+    return LaunchEstimate(_estimate_from_zero(log, saved, book, at), stretch, now_s if inside else None)
 
 
-def _from_zero(launch: KernelLaunch, first_s: float) -> KernelLaunch:
-    return replace(launch, start_s=launch.start_s - first_s)
+def _estimate_from_zero(
+    log: launch_power.LaunchLog, saved: SavedModel, book: launch_power.CounterBook, at: OperatingPoint
+) -> launch_power.PowerEstimate:
+    launches = [replace(launch, start_s=launch.start_s - log.span_s[0]) for launch in log.launches]
+    return launch_power.estimate_launch_power(launches, book, saved.model, at)
 
 
 ROUNDS = 4  # rounds of the plan that candidates come from
@@ -200,11 +178,9 @@ def suggest_rows(
     known: dict[str, OperatorSpec] = {}
     candidates: list[RowCandidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
-    spread = (
-        replace(spec, chosen="suggested") for round_ in range(1, ROUNDS + 1) for spec in read_kernel_plan(round_)
-    )
-    for spec, share, source in [*shares, *((spec, 0.0, "plan") for spec in spread)]:
-        fits = spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE
+    spread = (spec for round_ in range(1, ROUNDS + 1) for spec in kernel_plan.read_kernel_plan(round_))
+    for spec, share, source in [*shares, *((replace(spec, chosen="suggested"), 0.0, "plan") for spec in spread)]:
+        fits = spec.guessed_s <= kernel_plan.LONGEST_S and spec.byte <= kernel_plan.LARGEST_BYTE
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
             told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
@@ -227,13 +203,6 @@ def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) ->
         return known.select_rows(np.zeros(len(known), dtype=bool))
 
 
-def write_suggestions(out: Path, found: list[RowSuggestion], specs: list[OperatorSpec]) -> Path:
-    """Write the list for ``lab kernels --plan``."""
-    path, reasons = out / "plan.jsonl", [{"why": f.candidate.source, "score": f.score} for f in found]
-    write_listed(path, list(zip(specs, reasons, strict=True)))
-    return path
-
-
 def _operators_of_models(
     gpu: str, tell: Callable[[str], None]
 ) -> tuple[list[tuple[OperatorSpec, float, str]], float]:
@@ -244,7 +213,9 @@ def _operators_of_models(
     lost = 0.0
     for item in found:
         plain = operator_to_plain(item.op)
-        spec = spec_from_operator({name: str(v) if isinstance(v, str) else v for name, v in plain.items()})
+        spec = kernel_plan.spec_from_operator(
+            {name: str(v) if isinstance(v, str) else v for name, v in plain.items()}
+        )
         if spec is None:
             lost += item.share
             continue

@@ -68,7 +68,7 @@ def run(
             kept = write_somewhere(save, done.samples.to_bytes())
             env.say(f"samples saved: {kept}" + (f", because {save} could not be written" if kept != save else ""))
             code = code if kept == save else code or ExitCode.FAILED
-        from_launches = None if prepared is None else estimate_power(prepared, done)
+        from_launches = None if prepared is None else estimate_power(*prepared, done)
         verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
         if plot is not None:
             drawn = draw_run_power(done, predicted["predictions"][0] if predicted else None)
@@ -139,20 +139,18 @@ def kernels(
 
 def _write_suggestions(env: Environment, count: int, gpu: str, database: str, out: Path) -> CommandOutput:
     """Write the rows that would help most as a list for --plan, and say why each would."""
-    from wattcast.cli.measure_bridges import suggest_rows, write_suggestions
+    from wattcast.cli.measure_bridges import suggest_rows
+    from wattcast.measure.campaigns.kernel_campaign import write_listed
     from wattcast.report.text_tables import new_table
 
     found, specs = suggest_rows(count, gpu, database, env.say)
-    path = write_suggestions(out, found, specs)
+    path, reasons = out / "plan.jsonl", [{"why": f.candidate.source, "score": f.score} for f in found]
+    write_listed(path, list(zip(specs, reasons, strict=True)))
     env.say(f"saved: {path}; measure it with `python -m wattcast.measure kernels --plan {path} --out DIR`")
-    pairs = list(zip(found, specs, strict=True))
-    entries = [
-        {
-            **{"operator": s.operator, "family": s.family, "why": f.candidate.source, "score": f.score},
-            "distance": f.distance if f.distance < 1e9 else None,
-        }
-        for f, s in pairs
-    ]
+    pairs, entries = list(zip(found, specs, strict=True)), []
+    for (f, s), reason in zip(pairs, reasons, strict=True):
+        distance = f.distance if f.distance < 1e9 else None
+        entries.append({"operator": s.operator, "family": s.family, **reason, "distance": distance})
     real = sum(f.candidate.share > 0 for f in found)
     told = f"{real} of {len(found)} are operators of real models, {len(found) - real} of the plan's own shapes"
 
