@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 @command("lab power-trace", library="wattcast.gpuwattch.trace_request:TraceRequest")
 def power_trace(
-    env: Environment,
-    counters: str = "auto",
-    save_config: Path | None = None,
-    plot: Path | None = None,
-    **asked: Any,
+    env: Environment, counters: str = "auto", save_config: Path | None = None, plot: Path | None = None, **asked: Any
 ) -> CommandOutput:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.
 

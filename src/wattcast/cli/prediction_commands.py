@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import (
-    MODEL_OPTIONS,
-    PLOT,
-    PRICES,
-    SETTINGS,
-    CommandOutput,
-    Environment,
-    command,
-    parse_factors,
-)
+from wattcast.cli import shared_options
+from wattcast.cli.shared_options import MODEL_OPTIONS, PLOT, PRICES, SETTINGS, CommandOutput, Environment, command
 from wattcast.core.errors import bad_value, check_names
 
 if TYPE_CHECKING:
@@ -26,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def _gpu_names(incomplete: str) -> list[str]:
-    """Return GPUs that a shell may complete to."""
     from wattcast import hardware
 
     return [name for name in hardware.gpu_names() if name.startswith(incomplete)]
@@ -73,7 +64,7 @@ def predict(
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)
     own: dict[str, Any] = {"operands": operands, "bundle": bundle, "card": card, "force": force}
-    own["factors"] = parse_factors(factor or [])
+    own["factors"] = shared_options.parse_factors(factor or [])
     predictions = api.predict_many(workloads, chip, **options, **own)
     if plot is not None:
         from wattcast.report.configuration_view import RunSettings, view_configuration

@@ -268,10 +268,7 @@ DECLARED: dict[str, CommandDeclaration] = {}  # by their words, as modules of co
 
 
 def command(
-    words: str,
-    *shared: str | Options,
-    library: Callable[..., Any] | str | None = None,
-    **settings: Any,
+    words: str, *shared: str | Options, library: Callable[..., Any] | str | None = None, **settings: Any
 ) -> Callable[[Function], Function]:
     """Make a function the command of these words; ``shared`` options, groups or single, come as ``**options``."""
     chosen = {n: o for w in shared for n, o in ({w: SHARED[w]} if isinstance(w, str) else w).items()}

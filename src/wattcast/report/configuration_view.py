@@ -64,10 +64,8 @@ class PowerTrace:
 
     def part(self, first: int, last: int) -> PowerTrace:
         """Return some of the intervals, at their own times."""
-        at = slice(first, last)
-        return replace(
-            self, start_s=self.start_s[at], end_s=self.end_s[at], part_w=self.part_w[at], which=self.which[at]
-        )
+        cut = {name: getattr(self, name)[first:last] for name in ("start_s", "end_s", "part_w", "which")}
+        return replace(self, **cut)
 
     def binned(self, bins: int) -> PowerTrace:
         """Return the same energy in at most ``bins`` steps of equal length; a shorter trace is returned unchanged."""
@@ -104,9 +102,8 @@ def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tupl
     end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of durations, solves the
     queue recursion in one pass.
     """
-    order = np.concatenate(
-        [np.tile(np.repeat(s.rows, s.counts.astype(np.int64)), s.repeat) for s in timeline.kernels.segments]
-    )
+    segments = timeline.kernels.segments
+    order = np.concatenate([np.tile(np.repeat(s.rows, s.counts.astype(np.int64)), s.repeat) for s in segments])
     run_s = detail.kernel_s[order]
     issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
     done_s = np.cumsum(run_s)

@@ -106,11 +106,10 @@ def build_report(
     """
     main = view_configuration(workload, gpus[0], options, settings)
     others: dict[str, ConfigurationView | str] = {}
+    own = replace(settings, clock=None, power_limit=None)
     for gpu in gpus[1:]:
         try:
-            others[gpu.name] = view_configuration(
-                workload, gpu, options, replace(settings, clock=None, power_limit=None)
-            )
+            others[gpu.name] = view_configuration(workload, gpu, options, own)
         except WattcastError as error:
             others[gpu.name] = str(error)
     return build_report_page(main, others, how, now or datetime.now(UTC))
@@ -124,6 +123,9 @@ def build_report_page(
     title = f"{p.name} on {p.gpu}"
     seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))][:8]
     compared = embed_figure(draw_clock_curves(seen), "clock curves compared") if len(seen) > 1 else HtmlMarkup("")
+    roof = make_element("p", "No operator of this workload does arithmetic.")
+    if any(o.op.flop for o in p.ops):
+        roof = embed_figure(draw_figure("roofline", main), f"roofline of {title}")
     sections = [
         ("Where the power goes", embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}")),
         ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
@@ -133,7 +135,7 @@ def build_report_page(
         ("Does it fit?", _write_memory(main)),
         ("Modules and operators", _write_breakdown(main)),
         ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
-        ("Against the roof", _write_roofline(main)),
+        ("Against the roof", roof),
         ("Clock curves compared", compared),
         ("Assumed", make_element("ul", *(make_element("li", note) for note in rank_assumptions(p)))),
         ("Where it comes from", _write_provenance(main, how, now)),
@@ -205,12 +207,8 @@ def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
             said = f"{'Yes' if p.fits else 'No'}: the list states {show(p.memory_byte, 'byte')},"
         return make_element("p", f"{said} the {p.gpu} has {capacity}.")
     held = room.footprint
-    rows = [
-        (name.removesuffix("_byte").replace("_", " "), show(float(value), "byte"))
-        for name, value in vars(held).items()
-        if value
-    ]
-    rows.append(("total", show(float(held.total_byte), "byte")))
+    sizes = {name: float(value) for name, value in vars(held).items() if value} | {"total": float(held.total_byte)}
+    rows = [(name.removesuffix("_byte").replace("_", " "), show(byte, "byte")) for name, byte in sizes.items()]
     fits = held.fits(room.capacity_byte)
     answer = make_element("strong", "Yes" if fits else "No", class_="yes" if fits else "no")
     many = "" if room.largest_batch is None else f" The largest batch that fits is {room.largest_batch:,}."
@@ -234,12 +232,6 @@ def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
     by_module = make_html_table(("module", "power", "share", "utilisation"), modules)
     by_operator = make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops)
     return join_markup([by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else ""])
-
-
-def _write_roofline(seen: ConfigurationView) -> HtmlMarkup:
-    if not any(o.op.flop for o in seen.prediction.ops):
-        return make_element("p", "No operator of this workload does arithmetic.")
-    return embed_figure(draw_figure("roofline", seen), f"roofline of {seen.prediction.name} on {seen.prediction.gpu}")
 
 
 def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:

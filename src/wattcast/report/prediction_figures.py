@@ -14,17 +14,9 @@ from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction import OperatorShare, Prediction
+from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
-from wattcast.report.figure_style import (
-    MODULE_COLOURS,
-    PREDICTED,
-    SERIES_COLOURS,
-    add_caption,
-    describe_origin,
-    draw_breakdown,
-    new_axes,
-    new_figure,
-)
+from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, add_caption, describe_origin, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +65,7 @@ def _draw_stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
     for index, name in enumerate(shown.parts):
         top = below + shown.part_w[:, index]
         if shown.part_w[:, index].any():
-            colour = MODULE_COLOURS.get(name, SERIES_COLOURS[index % 8])
+            colour = figure_style.MODULE_COLOURS.get(name, SERIES_COLOURS[index % 8])
             axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=name)
         below = top
 
@@ -144,7 +136,7 @@ def _draw_operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], inte
 
 def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
     """Draw named points by two quantities to be small, and the front through those that nothing beats."""
-    figure, axes = new_axes(7.0, 5.0)
+    figure, axes = figure_style.new_axes(7.0, 5.0)
     place = np.array(list(points.values()), dtype=np.float64)
     best = pareto_front(place)
     axes.step(
@@ -166,10 +158,7 @@ def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title
 
 def choose_time_unit(seconds: float) -> tuple[float, str]:
     """Return the factor and unit in which a length of time reads best."""
-    for least, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
-        if seconds >= least:
-            return scale, unit
-    return 1e6, "µs"
+    return (1.0, "s") if seconds >= 1.0 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
 
 
 def draw_figure(name: str, seen: ConfigurationView) -> Figure:
@@ -205,7 +194,7 @@ def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
 
 
 FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
-    "breakdown": lambda seen: draw_breakdown(seen.prediction),
+    "breakdown": lambda seen: figure_style.draw_breakdown(seen.prediction),
     "timeline": lambda seen: draw_timeline(seen.trace, seen.prediction),
     "roofline": lambda seen: draw_roofline(seen.prediction, seen.gpu),
     "clocks": lambda seen: draw_clock_curves([seen]),
@@ -215,10 +204,5 @@ FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
 @cache
 def find_kernel_family(kernel: str) -> dict[str, str]:
     """Return the family of a kernel and its kind (GEMM-like, reduction, elementwise), by its name."""
-    return next(row for pattern, row in _read_patterns() if pattern.search(kernel))
-
-
-@cache
-def _read_patterns() -> tuple[tuple[re.Pattern[str], dict[str, str]], ...]:
     rows = read_shipped_table("wattcast.report", "kernel_families.csv")
-    return tuple((re.compile(row["pattern"], re.IGNORECASE), row) for row in rows)
+    return next(row for row in rows if re.search(row["pattern"], kernel, re.IGNORECASE))

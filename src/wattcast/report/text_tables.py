@@ -13,16 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from wattcast.core.units import show
+from wattcast.predictor import prediction_json
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import (
-    AnswerLine,
-    judge_confidence,
-    list_answers,
-    rank_assumptions,
-    show_between,
-    support_line,
-    title_of,
-)
+from wattcast.predictor.prediction_json import AnswerLine, judge_confidence, list_answers, rank_assumptions
 
 FEW_OPS, FEW_NOTES = 5, 3  # of a first screen
 _UNIT_BY_ENDING = (
@@ -116,8 +109,8 @@ def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> 
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
     sure = judge_confidence(p)
-    lines = (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p))
-    print_answers(console, title_of(p), lines)
+    lines = (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), prediction_json.support_line(p))
+    print_answers(console, prediction_json.title_of(p), lines)
     console.print(_tabulate_modules(p))
     console.print(_tabulate_operators(p, None if details else FEW_OPS))
     if details:
@@ -138,14 +131,13 @@ def _tabulate_totals(p: Prediction) -> Table:
         ("power", p.power_w, p.interval.power_w, "W"),
         ("energy", p.energy_j, p.interval.energy_j, "J"),
     ):
-        rows.add_row(name, show(float(value), unit), show_between(value, ends, unit)[1])
+        rows.add_row(name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1])
     rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
     rows.add_row("clock", show(float(p.clock_hz), "Hz"), "held down by the power limit" if p.capped else "")
     rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
     rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
-    rows.add_row(
-        "coefficients", str(p.status), escape(", ".join(filter(None, (p.provenance.source, p.provenance.device))))
-    )
+    origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
+    rows.add_row("coefficients", str(p.status), escape(origin))
     return rows
 
 
@@ -153,24 +145,18 @@ def _tabulate_modules(p: Prediction) -> Table:
     rows = new_table("power of one GPU", "", "share", "busy")
     for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
         busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
-        rows.add_row(
-            module.name, show(float(module.power_w), "W", 2), f"{float(module.power_w) / float(p.power_w):.0%}", busy
-        )
+        watts = float(module.power_w)
+        rows.add_row(module.name, show(watts, "W", 2), f"{watts / float(p.power_w):.0%}", busy)
     return rows
 
 
 def _tabulate_operators(p: Prediction, most: int | None) -> Table:
     rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
     for share in p.rank_ops(most):
-        rows.add_row(
-            escape(str(share.op)),
-            str(share.count),
-            show(float(share.latency_s), "s", 2),
-            f"{float(share.latency_s) / float(p.latency_s):.0%}",
-            show(float(share.power_w), "W", 2),
-            show(float(share.energy_j), "J", 2),
-            f"{float(share.energy_j) / float(p.energy_j):.0%}",
-        )
+        seconds, watts, joules = float(share.latency_s), float(share.power_w), float(share.energy_j)
+        time = show(seconds, "s", 2), f"{seconds / float(p.latency_s):.0%}"
+        energy = show(joules, "J", 2), f"{joules / float(p.energy_j):.0%}"
+        rows.add_row(escape(str(share.op)), str(share.count), *time, show(watts, "W", 2), *energy)
     return rows
 
 
@@ -179,13 +165,8 @@ def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:
     rows = new_table("workload", "GPUs", *names)
     for p in predictions:
         lines = {line.label: line.value for line in reversed(list_answers(p))}
-        rows.add_row(
-            escape(p.name),
-            str(p.gpu_count),
-            *(lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory")),
-            judge_confidence(p).word,
-            p.support.word,
-        )
+        told = (lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory"))
+        rows.add_row(escape(p.name), str(p.gpu_count), *told, judge_confidence(p).word, p.support.word)
     first = predictions[0]
     rows.title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
     console.print(rows)

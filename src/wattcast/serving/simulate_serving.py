@@ -20,13 +20,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
-from wattcast.serving.engine_simulator import (
-    EngineReplica,
-    EngineSettings,
-    ReplicaRun,
-    RequestPlan,
-    plan_requests,
-)
+from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, ReplicaRun, RequestPlan, plan_requests
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.build_model import build_graph

@@ -14,19 +14,10 @@ from typing import Any, NamedTuple
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
+from wattcast.workload import operator_types
 from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator, find_function
-from wattcast.workload.operator_types import (
-    Attention,
-    Bmm,
-    Conv2d,
-    Elementwise,
-    LayerNorm,
-    Layout,
-    Linear,
-    RmsNorm,
-    Softmax,
-)
+from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, Layout, Linear
 from wattcast.workload.symbolic_tensor import Tensor, concatenation_extents
 
 # functions that only call a fill or a random generator, which is counted instead
@@ -200,12 +191,15 @@ def _map_rows(call: AtenCall) -> list[Operator]:
         dim = x.shape[call.numbers[0]] if x.shape else 1
         out, log = None if call.out.dtype is x.dtype else call.out.dtype, call.name.startswith("_log")
         rows = max(x.numel // dim, 1)
-        return [*ops, Softmax(rows, dim, dtype=x.dtype, out_dtype=out, backward=call.backward, log=log)]
+        return [
+            *ops,
+            operator_types.Softmax(rows, dim, dtype=x.dtype, out_dtype=out, backward=call.backward, log=log),
+        ]
     if "group" in call.name:
         dim = x.numel // (call.numbers[0] * call.numbers[3])  # pictures times groups
     else:
         dim = prod(next(v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int)))
-    kind = RmsNorm if "rms" in call.name else LayerNorm
+    kind = operator_types.RmsNorm if "rms" in call.name else operator_types.LayerNorm
     return [*ops, kind(x.numel // dim, dim, dtype=x.dtype, backward=call.backward)]
 
 
@@ -291,7 +285,7 @@ def _map_attention(call: AtenCall) -> list[Operator]:
     causal = bool(flags and (flags[-1] if "efficient" in call.name else flags[0]))
     place = next((places[call.backward] for name, places in _DROPOUT_PLACE.items() if name in call.name), 4)
     chance = call.args[place] if place < len(call.args[: call.placed]) else 0.0
-    op = Attention(
+    op = operator_types.Attention(
         batch, heads, k.shape[1], q_len, k.shape[2], dim, causal=causal,
         v_head_dim=None if v.shape[-1] == dim else v.shape[-1], backward=call.backward,
         dropout=isinstance(chance, float) and chance > 0.0, dtype=call.math_dtype(q),
