@@ -48,7 +48,8 @@ def fit_host_times(
     loose: dict[str, list[float]] = {name: [] for name in layers}
     again, admit_s, spreads, memories = [], [], [], []
     for run in runs:
-        step = records.step_columns_of(run["id"])
+        rows = [row for row in records.serving_steps if row["run"] == run["id"]]
+        step = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0] if name != "run"}
         pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
         output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
         alone, admits = step["prompt_tokens"] == 0, (step["prompts"] > 0) & (pause_s < 0.01)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from wattcast.counter_models.counter_fit import CounterFit
-    from wattcast.counter_models.counter_table import CounterTable
     from wattcast.counter_models.fit_diagnostics import FittedCost
     from wattcast.counter_models.two_rails import RailsFit
     from wattcast.fit.calibration import Calibration
@@ -239,7 +238,7 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
     """
-    from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files
+    from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
 
     form = resolve_name("form", form, TABLE_FORMS)
     if form == "table" and columns is None:
@@ -259,7 +258,11 @@ def fit_counters_command(
                 "some",
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
-        return _fit_rails(env, first, name, device, out)
+        rails = two_rails.fit_rails(first)
+        _save_model(env, two_rails.make_saved_rails(rails, name, device) if out else None, out)
+        plain = two_rails.rails_fit_to_plain(rails)
+        figures = partial(counter_figures.make_rails_figures, rails, device)
+        return CommandOutput(plain, partial(_print_rails, result=rails, plain=plain), figures=figures)
     programs = gpmtool_files.read_applications(predict) if predict is not None else None
     watts = gpmtool_files.read_measured_programs(measured) if measured is not None else None
     result = counter_fit.fit_counters(tables, counter_fit.CounterFitOptions(**how), env.say)
@@ -271,19 +274,8 @@ def fit_counters_command(
         predictions = counter_fit.predict_applications(result, programs) if programs is not None else []
         return counter_fit.counter_fit_to_plain(result) | {"predictions": predictions}
 
-    text, figures = partial(_print_fit, result=result), partial(counter_figures.make_counter_figures, result)
-    return CommandOutput(make_plain, text, figures=figures)
-
-
-def _fit_rails(env: Environment, table: CounterTable, name: str, device: str, out: Path | None) -> CommandOutput:
-    """Fit a table with a rail that was measured by itself."""
-    from wattcast.counter_models import counter_figures, two_rails
-
-    rails = two_rails.fit_rails(table)
-    _save_model(env, two_rails.make_saved_rails(rails, name, device) if out else None, out)
-    plain = two_rails.rails_fit_to_plain(rails)
-    text = partial(_print_rails, result=rails, plain=plain)
-    return CommandOutput(plain, text, figures=partial(counter_figures.make_rails_figures, rails, device))
+    figures = partial(counter_figures.make_counter_figures, result)
+    return CommandOutput(make_plain, partial(_print_fit, result=result), figures=figures)
 
 
 def _save_model(env: Environment, model: SavedModel | None, out: Path | None) -> None:

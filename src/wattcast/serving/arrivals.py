@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -111,9 +111,8 @@ def draw_trace(
     if not 0 < count <= MOST_REQUESTS:
         raise bad_value("requests", f"from 1 to {MOST_REQUESTS}", count)
     random = np.random.default_rng(seed)
-    make_arrivals = read_arrival_process(arrivals)
     while True:
-        arrival_s = make_arrivals(random, count, rate_per_s)
+        arrival_s = draw_arrivals(arrivals, random, count, rate_per_s)
         if requests is not None or arrival_s[-1] >= seconds or count > MOST_REQUESTS:
             break
         random, count = np.random.default_rng(seed), 2 * count
@@ -121,37 +120,31 @@ def draw_trace(
         arrival_s = arrival_s[arrival_s < seconds]
     if not len(arrival_s):
         raise bad_value("rate", "at least one arrival", f"none within {seconds:g} s", "Raise the rate or the time.")
-    prompts, outputs = (
-        read_length_distribution(spec, where)(random, len(arrival_s))
-        for spec, where in ((prompt, "prompt"), (output, "output"))
-    )
+    prompts = draw_lengths(prompt, "prompt", random, len(arrival_s))
+    outputs = draw_lengths(output, "output", random, len(arrival_s))
     label = f"{arrivals} at {rate_per_s:g}/s, prompt {prompt}, output {output}, seed {seed}"
     return make_trace(arrival_s, prompts, outputs, name=label)
 
 
-ArrivalMaker = Callable[[np.random.Generator, int, float], Array]
-LengthMaker = Callable[[np.random.Generator, int], Counts]
-
-
-def read_arrival_process(spec: str) -> ArrivalMaker:
-    """Return the function that draws arrivals for a process such as ``gamma:cv=2``."""
+def draw_arrivals(spec: str, random: np.random.Generator, count: int, rate: float) -> Array:
+    """Draw the times of arrivals by a process such as ``gamma:cv=2``."""
     process, given = _split_spec(spec)
     check_names("process of arrivals", process, ARRIVAL_PROCESSES)
     where = f"arrivals {process}"
     if process == "gamma":
         (cv,) = _take_numbers(given, where, cv=2.0)
         shape = 1.0 / cv**2
-        return lambda random, count, rate: np.cumsum(random.gamma(shape, 1.0 / (shape * rate), count))
+        return np.cumsum(random.gamma(shape, 1.0 / (shape * rate), count))
     if process == "diurnal":
         period_s = units.parse(given.get("period", "24h"), "s", f"{where}: period")
         peak, _ = _take_numbers({**given, "period": "1"}, where, peak=1.5, period=1.0)
         if not 1.0 <= peak <= 2.0 or period_s <= 0:
             raise bad_value(where, "a peak from 1 to 2 times the mean and a period above zero", spec)
-        return lambda random, count, rate: _diurnal_arrivals(random, count, rate, peak - 1.0, period_s)
+        return _diurnal_arrivals(random, count, rate, peak - 1.0, period_s)
     _take_numbers(given, where)
     if process == "fixed":
-        return lambda random, count, rate: np.arange(1.0, count + 1.0, dtype=np.float64) / rate
-    return lambda random, count, rate: np.cumsum(random.standard_exponential(count)) / rate
+        return np.arange(1.0, count + 1.0, dtype=np.float64) / rate
+    return np.cumsum(random.standard_exponential(count)) / rate
 
 
 def _diurnal_arrivals(
@@ -168,26 +161,22 @@ def _diurnal_arrivals(
     return np.interp(unit, rate_per_s * (grid_s - swing / omega * np.sin(omega * grid_s)), grid_s)
 
 
-def read_length_distribution(spec: str | int, where: str) -> LengthMaker:
-    """Return the function that draws token counts for ``512``, ``lognormal:...`` or a file of lengths."""
+def draw_lengths(spec: str | int, where: str, random: np.random.Generator, count: int) -> Counts:
+    """Draw token counts from ``512``, ``lognormal:...`` or a file of lengths."""
     text = str(spec).strip()
     if text.lstrip("+-").isdigit():
         tokens = int(text)
         if not 1 <= tokens < MOST_TOKENS:
             raise bad_value(where, f"from 1 to {MOST_TOKENS - 1} tokens", text)
-        return lambda random, count: np.full(count, tokens)
+        return np.full(count, tokens)
     name, given = _split_spec(text)
     if name == "lognormal":
         usual = {"median": None, "sigma": 0.8, "least": 1.0, "most": MOST_TOKENS - 1.0}
         median, sigma, least, most = _take_numbers(given, where, **usual)
         if not 1 <= least <= most < MOST_TOKENS:
             raise bad_value(where, "1 <= least <= most", text)
-
-        def draw_lengths(random: np.random.Generator, count: int) -> Counts:
-            drawn = median * np.exp(sigma * random.standard_normal(count))
-            return np.clip(np.rint(drawn), least, most).astype(np.int64)
-
-        return draw_lengths
+        drawn = median * np.exp(sigma * random.standard_normal(count))
+        return np.clip(np.rint(drawn), least, most).astype(np.int64)
     path = Path(text)
     if not path.exists():
         wanted = "tokens, lognormal:median=512,sigma=0.8,least=16,most=4096, or a file with one length a line"
@@ -198,7 +187,7 @@ def read_length_distribution(spec: str | int, where: str) -> LengthMaker:
         raise bad_value(path.name, "one whole number of tokens a line", "something else") from None
     if not len(known) or (known < 1).any() or (known >= MOST_TOKENS).any():
         raise bad_value(path.name, f"lengths from 1 to {MOST_TOKENS - 1}", "others or none")
-    return lambda random, count: random.choice(known, count)
+    return random.choice(known, count)
 
 
 def read_trace(path: str | Path) -> Trace:

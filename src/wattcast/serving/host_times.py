@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from wattcast.core import files, units
-from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table, write_table
 from wattcast.core.records import dataclass
@@ -26,6 +24,7 @@ from wattcast.core.whole_files import hold_folder
 
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
 SERVING_STEPS_FILE = "engine_serving_steps.parquet"  # one row a step of a traffic run
+TABLES = STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE
 COMPILED = "compiled_inside"  # flag of a traffic run in which a launch took so long that it compiled a kernel
 COMPILING_S = 0.5  # the longest launch without was 0.1 s
 _LONG_COLUMNS = ("why", "source", "date", "compile_s", "added_s", "run_s")  # of no use to a model
@@ -47,21 +46,14 @@ class EngineRecords:
         """Return the requests of one traffic run, in order of arrival."""
         return [row for row in self.requests if row["run"] == run]
 
-    def step_columns_of(self, run: str) -> dict[str, Array]:
-        """Return the steps of one traffic run as columns; NaN where a value was not seen."""
-        rows = [row for row in self.serving_steps if row["run"] == run]
-        names = [name for name in rows[0] if name != "run"] if rows else []
-        return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
-
 
 def load_engine_records(database: str | Path) -> EngineRecords:
     """Read the three tables of a GPU's shipped database, or of a folder that holds them."""
     folder = database if isinstance(database, Path) else database_folder(database)
-    missing = [name for name in (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE) if not (folder / name).exists()]
+    missing = [name for name in TABLES if not (folder / name).exists()]
     if missing:
         raise BadInput(f"{folder.name}: {', '.join(missing)} not found. `wattcast lab pack-engine` writes them.")
-    tables = (tuple(read_table(folder / name)) for name in (STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE))
-    return EngineRecords(*tables)
+    return EngineRecords(*(tuple(read_table(folder / name)) for name in TABLES))
 
 
 def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
@@ -106,9 +98,8 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
         tuple(_with_same_keys([row for rows in requests.values() for row in rows.values()])),
         tuple(row for rows in steps.values() for row in rows),
     )
-    tables = STEPS_FILE, REQUESTS_FILE, SERVING_STEPS_FILE
     with hold_folder(out):
-        for name, table in zip(tables, (found.rows, found.requests, found.serving_steps), strict=True):
+        for name, table in zip(TABLES, (found.rows, found.requests, found.serving_steps), strict=True):
             write_table(out / name, list(table))
     return found
 
@@ -201,8 +192,6 @@ def load_host_times() -> HostTimes:
     where = "engine_host.yaml"
     data = files("wattcast.serving").joinpath(where).read_bytes()
     found = decode_yaml(data, _HostFile, where)
-    times = {
-        f"{name}_s": units.parse(str(item.value), "s", f"{where}: {name}") for name, item in found.values.items()
-    }
+    times = {f"{n}_s": units.parse(str(item.value), "s", f"{where}: {n}") for n, item in found.values.items()}
     ratios = {name: float(item.value) for name, item in found.ratios.items()}
     return HostTimes(found.engine, **times, **ratios, capture_sizes=found.capture_sizes)

@@ -365,22 +365,19 @@ def print_serving(console: Console, result: ServingResult) -> None:
 
 
 def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLine]:
-    def watts(name: str) -> str:
-        return units.show(found[name], "W", 3)
+    def show(name: str) -> str:
+        return units.show(found[name], "W" if name.endswith("_w") else "J", 3)
 
-    def joules(name: str) -> str:
-        return units.show(found[name], "J", 3)
-
-    peak = f"{watts('peak_power_w')} peak over {units.show(PEAK_INTERVAL_S, 's')}"
+    peak = f"{show('peak_power_w')} peak over {units.show(PEAK_INTERVAL_S, 's')}"
     if found["peak_power_w"] > found["held_power_w"]:
-        peak += f": until the governor reacts, then {watts('held_power_w')} at most"
+        peak += f": until the governor reacts, then {show('held_power_w')} at most"
     tokens = round_number(found["output_tokens_per_s"], 3)
-    spent = f"{joules('energy_j_per_request')} a request, {joules('energy_j')} in all"
+    spent = f"{show('energy_j_per_request')} a request, {show('energy_j')} in all"
     batch, queue, cache = found["batch"], found["queue"], found["cache_use"]
     lines = [
         AnswerLine("throughput", f"{tokens} output tokens/s", f"{found['requests_per_s']:.3g} requests/s"),
-        AnswerLine("energy", f"{joules('energy_j_per_token')}/output token", spent),
-        AnswerLine("total power", f"{watts('power_w')} mean", f"{watts('p95_power_w')} p95; {peak}"),
+        AnswerLine("energy", f"{show('energy_j_per_token')}/output token", spent),
+        AnswerLine("total power", f"{show('power_w')} mean", f"{show('p95_power_w')} p95; {peak}"),
         AnswerLine(
             "engine",
             f"{found['busy_share']:.1%} busy",

@@ -6,7 +6,6 @@ own and their cache is sent to the engines that decode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -187,22 +186,17 @@ def _serve_together(
     if replicas == 1 or router == "round-robin":
         for place, engine in enumerate(engines):
             engine.submit(range(place, len(trace), replicas))
-    else:
-        _route_by_load(engines, plan.arrival_s)
+    else:  # each request goes to the engine with the least load at that moment, in turns where several have
+        for request, moment_s in enumerate(plan.arrival_s):
+            for engine in engines:
+                engine.run_until(moment_s)
+            turn = request % replicas
+            min((*engines[turn:], *engines[:turn]), key=lambda engine: engine.load).submit((request,))
     runs = [engine.finish() for engine in engines]
     first_s, last_s = (
         np.fmax.reduce([getattr(run, name) for run in runs]) for name in ("first_token_s", "last_token_s")
     )
     return runs, first_s, last_s
-
-
-def _route_by_load(engines: Sequence[EngineReplica], arrival_s: Sequence[float]) -> None:
-    """Give each request to the engine with the least load at that moment, in turns where several have."""
-    for request, moment_s in enumerate(arrival_s):
-        for engine in engines:
-            engine.run_until(moment_s)
-        turn = request % len(engines)
-        min((*engines[turn:], *engines[:turn]), key=lambda engine: engine.load).submit((request,))
 
 
 def _serve_apart(

@@ -223,7 +223,10 @@ async def run_pool(pool: WorkerPool) -> AsyncIterator[WorkerPool]:
 
 def run_worker() -> int:
     """Answer until the pipe closes; the first frame says that everything is loaded."""
-    _limit_memory()
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every platform, not above a lower limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTE, MOST_MEMORY_BYTE))
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not reach the pipe
     for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
@@ -253,13 +256,6 @@ def write_frame(stream: BinaryIO, data: bytes) -> None:
     """Write one frame and send it at once."""
     stream.write(struct.pack("!I", len(data)) + data)
     stream.flush()
-
-
-def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every platform, not above a lower limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTE, MOST_MEMORY_BYTE))
 
 
 def host_name(host: str) -> str:

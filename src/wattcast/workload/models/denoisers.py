@@ -78,13 +78,11 @@ def _embed_time(run: PassSettings, tape: Tape, width: int) -> Tensor:
 
 
 def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "silu") -> Tensor:
-    """Pass a vector through two linear layers."""
     inner = functional.activation(function, layers.project(run, x, width, bias=True))
     return layers.project(run, inner, width, bias=True)
 
 
 def _norm_convolve(x: Tensor, width: int) -> Tensor:
-    """Norm, apply SiLU and convolve 3x3."""
     return functional.convolve(functional.activation("silu", functional.group_norm(x)), width, 3, bias=True)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -26,6 +26,7 @@ from wattcast.core.units import Dtype
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.model_options import SIZE_LIMIT
 
+Kind = TypeVar("Kind", str, list[Any], dict[str, Any])
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_new"}
 _ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _ACTIVATIONS |= {name: name for name in ("quick_gelu", "relu2")}
@@ -56,19 +57,19 @@ def parse_huggingface(data: bytes, where: str, name: str = "") -> ModelSpec:
 def convert_config(config: Mapping[str, Any], where: str = "config", name: str = "") -> ModelSpec:
     """Convert a configuration that was read already."""
     fields = _Fields({name: value for name, value in config.items() if value != "auto"}, where)
-    kind = fields.text("model_type", "")
+    kind = fields.take("model_type", "")
     notes = ["dimensions from a Hugging Face configuration"]
     part = kind
     if kind in _LANGUAGE_PARTS:
-        text = fields.table("text_config")
+        text = fields.take("text_config", {})
         fields = _Fields({**config, **text}, where)
-        inner = fields.text("model_type", kind)  # llava wraps llama or mistral, internvl qwen2 or qwen3
+        inner = fields.take("model_type", kind)  # llava wraps llama or mistral, internvl qwen2 or qwen3
         part = inner if inner in load_rules() else _LANGUAGE_PARTS[kind] if inner.startswith(kind) else inner
         notes.append("the language part alone: pictures and sounds enter as tokens, their encoders are not counted")
     rule = load_rules().get(part)
     if rule is None:
         known = sorted({*load_rules(), *_LANGUAGE_PARTS})
-        named = ", ".join(map(clip_text, fields.names("architectures"))) or "none"
+        named = ", ".join(map(clip_text, fields.take("architectures", []))) or "none"
         remote = " Its auto_map code is never run." if "auto_map" in config else ""
         error = unknown_name(
             f"model_type in {where} (architectures: {named})", part or "(missing)", known,
@@ -82,7 +83,7 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     if "auto_map" in config:
         notes.append("auto_map (code in the repository) was not run; the standard architecture is assumed")
     recipe, cache_format = _read_quantization(fields, notes)
-    title = ", ".join(map(clip_text, fields.names("architectures"))) or kind
+    title = ", ".join(map(clip_text, fields.take("architectures", []))) or kind
     source = f"{where} (model_type {kind})"
     architecture = "t5_encoder" if dims.get("decoder_layers") == 0 else rule.architecture
     made = make_model(name or kind, title, architecture, dims, source, "; ".join(notes))
@@ -94,8 +95,7 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, D
 
     Engines take a cache with scales in 8-bit floats alone (``kv_cache_scheme``).
     """
-    found = fields.get("quantization_config", {})
-    fields.check("quantization_config", found, isinstance(found, Mapping), "an object")
+    found: dict[str, Any] = fields.take("quantization_config", {})
     if not found:
         return None, None
     method = str(found.get("quant_method", "")).lower()
@@ -226,7 +226,7 @@ class _Fields:
     def find(self, name: str) -> Any:
         """Return a field, or (``a.b``) b of the object a; None where it is not there."""
         outer, _, inner = name.rpartition(".")
-        return self.table(outer).get(inner) if outer else self.config.get(name)
+        return self.take(outer, {}).get(inner) if outer else self.config.get(name)
 
     def check(self, name: str, value: Any, valid: bool, wanted: str) -> Any:
         if not valid:
@@ -243,7 +243,7 @@ class _Fields:
         if "==" in spec:
             left, _, word = spec.partition("==")
             name, _, default = left.partition("=")
-            return self.text(name, default) == word
+            return self.take(name, default) == word
         *names, last = spec.split(" or ")
         for name in names:
             if self.find(name) is not None:
@@ -282,18 +282,10 @@ class _Fields:
         found = self.check(name, "none" if value is None else value, valid, wanted)
         return _ACTIVATIONS[found] if kind is str else found
 
-    def text(self, name: str, default: str) -> str:
-        value = self.get(name, default)
-        return str(self.check(name, value, isinstance(value, str), "text"))
-
-    def table(self, name: str) -> Mapping[str, Any]:
-        value = self.get(name, {})
-        found: Mapping[str, Any] = self.check(name, value, isinstance(value, Mapping), "an object")
-        return found
-
-    def names(self, name: str) -> list[Any]:
-        value = self.get(name, [])
-        found: list[Any] = self.check(name, value, isinstance(value, list), "a list")
+    def take(self, name: str, default: Kind) -> Kind:
+        """Return text, a list or an object, as its default is one."""
+        value, wanted = self.get(name, default), {str: "text", list: "a list", dict: "an object"}[type(default)]
+        found: Kind = self.check(name, value, isinstance(value, type(default)), wanted)
         return found
 
     def assume(self, defaults: Mapping[str, Any]) -> _Fields:
@@ -381,7 +373,7 @@ def _read_granite_experts(f: _Fields) -> dict[str, Any]:
 
 def _read_nemotron_pattern(f: _Fields) -> dict[str, Any]:
     letters = {"M": "mamba", "*": "attention", "-": "mlp"}
-    pattern = f.text("hybrid_override_pattern", "")
+    pattern = f.take("hybrid_override_pattern", "")
     words = f.get("layers_block_type", [letters.get(letter, letter) for letter in pattern])
     kinds: dict[str, dict[str, Any]] = {
         "mamba": {"mixer": "mamba2", "feed_forward": "none"},
@@ -421,10 +413,10 @@ def _read_falcon(f: _Fields) -> dict[str, Any]:
 
 
 def _read_t5(f: _Fields) -> dict[str, Any]:
-    form = f.text("feed_forward_proj", "relu")
+    form = f.take("feed_forward_proj", "relu")
     known = {"relu": "relu", "gated-gelu": "gelu_new", "gated-silu": "silu"}
     f.check("feed_forward_proj", form, form in known, f"one of {', '.join(known)}")
-    alone = any("EncoderModel" in str(name) for name in f.names("architectures"))
+    alone = any("EncoderModel" in str(name) for name in f.take("architectures", []))
     deep = 0 if alone else f.read("num_decoder_layers|num_layers=6")
     return {"activation": known[form], "gated": form.startswith("gated"), "decoder_layers": deep}
 
@@ -438,11 +430,11 @@ def _count_unwindowed_layers(f: _Fields) -> dict[str, Any]:
 
 
 def _count_labels(f: _Fields) -> int:
-    return len(f.table("id2label")) or int(f.read("num_labels=2"))
+    return len(f.take("id2label", {})) or int(f.read("num_labels=2"))
 
 
 def _read_vit_classes(f: _Fields) -> dict[str, Any]:
-    classifier = any("Classification" in str(name) for name in f.names("architectures"))
+    classifier = any("Classification" in str(name) for name in f.take("architectures", []))
     return {"pooler": not classifier, "classes": _count_labels(f) if classifier else 0}
 
 
