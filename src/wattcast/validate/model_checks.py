@@ -82,12 +82,12 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
     """Predict every case as it was run; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     found = [_predict_case(case, gpu, bundle, top_hz) for case in cases]
-    measured = [
-        whole_models.measured_column(cases, attrgetter(name)) for name in ("latency_s", "power_w", "sm_clock_hz")
-    ]
+    seconds, watts, hertz, top_w = (np.array(column) for column in zip(*found, strict=True))
+    names = ("latency_s", "power_w", "sm_clock_hz")
+    latency_s, power_w, clock_hz = (whole_models.measured_column(cases, attrgetter(name)) for name in names)
     graph = np.array([case.row.graph for case in cases])
     capped = np.array([whole_models.was_capped(case.row, top_hz) for case in cases])
-    return ComparedModels(tuple(cases), *measured, *map(np.array, zip(*found, strict=True)), graph, capped)
+    return ComparedModels(tuple(cases), latency_s, power_w, clock_hz, seconds, watts, hertz, top_w, graph, capped)
 
 
 def _predict_case(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tuple[float, ...]:
