@@ -378,7 +378,7 @@ def _carry_learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) ->
         return None
     keep = None if kind.whole else set(the.same_programs)
     time, energy = (
-        {family: model for family, model in models.items() if keep is None or family in keep}
+        models if keep is None else {family: models[family] for family in models if family in keep}
         for models in (parent.learned.time, parent.learned.energy)
     )
     return CarriedFactors(parent.learned.reference, time, energy)
