@@ -224,7 +224,7 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
         found["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
         terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
         found["alpha"][test] = _linear(terms, priced.power_w, train, test)
-    priced, found = priced.select_rows(tested), {name: values[tested] for name, values in found.items()}
+    priced, found = _select_rows(priced, tested), {name: values[tested] for name, values in found.items()}
     capped = priced.clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))
     where = f"{gpu.name} ablations, power at measured time and clock"
     said = {"module": "module power (ours, no learned factor)", "alpha": "alpha-C power", "rate": "rate-based power"}
