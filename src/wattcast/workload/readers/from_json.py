@@ -20,10 +20,11 @@ from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.operator_base import Operator, load_functions, registered_operators
+from wattcast.workload.operator_base import Operator, check_size, load_functions, registered_operators
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear, Softmax
 
 MAX_OPS = 1_000_000
+_LARGE = 2**20
 _TOLD = [item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")]  # that a file may tell
 
 
@@ -165,6 +166,8 @@ def _make_operator(cls: type[Operator], given: msgspec.Struct) -> Operator:
     op.__dict__.update(msgspec.structs.asdict(given))
     op.__dict__.pop("op", None)  # which an elementwise operator calls its function
     op.__post_init__()
+    if any(type(size) is int and size >= _LARGE for size in op.__dict__.values()):
+        check_size(op)  # so that the place in the file is said; all are checked when their kernels are counted
     return op
 
 
