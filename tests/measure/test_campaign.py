@@ -143,6 +143,7 @@ def test_a_load_that_never_settles_is_kept_and_flagged(bench: OperatorBench, sta
     assert "clock_drift" in row.flags
 
 
+@pytest.mark.alone  # periods of a few milliseconds
 def test_a_duty_cycle_gives_the_power_while_on(bench: OperatorBench) -> None:
     """Mean 300 W at idle 100 W and duty d: on-power must be 100 + 200 / d."""
     bench.gpu.call_s = 2e-5  # graphs of half a millisecond, so that replays can fill half a period
@@ -284,6 +285,7 @@ def test_duty_takes_capped_kernels_only(bench: OperatorBench, standin: StandIn, 
     assert not (tmp_path / "duty.jsonl").exists()
 
 
+@pytest.mark.alone  # periods of a few milliseconds
 def test_all_kernels_of_a_list_are_duty_cycled(
     bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch
 ) -> None:
