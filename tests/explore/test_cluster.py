@@ -32,7 +32,7 @@ def test_a_killed_worker_costs_nothing(distributed, study: Study, tmp_path: Path
 
         def killing(work, indices):
             for part in cluster.cluster_runner(local.scheduler_address)(work, indices):
-                seen.append(part.index)
+                seen.append(part[0])
                 if len(seen) == 2:
                     os.kill(pids[0], signal.SIGKILL)
                 yield part

@@ -17,6 +17,7 @@ from wattcast.predictor.prediction import OperatorShare, Prediction
 from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
 from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, add_caption, describe_origin, new_figure
+from wattcast.report.figure_style import draw_breakdown as draw_breakdown  # beside the other figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
