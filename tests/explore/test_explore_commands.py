@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from wattcast.core.errors import ExitCode
+from wattcast.explore import sweep
 
 DESIGNS = ("explore", "designs", "gpt2", "--gpu", "h200", "--batch", "8", "--seq", "128")
 VARY = ("--vary", "sm_count=64:192:32", "--vary", "clock=600MHz:1980MHz:345MHz")
@@ -94,6 +96,21 @@ def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, c
     assert "Traceback" not in done.err
     assert done.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_inside_a_lock_is_still_an_interrupt(call, tmp_path: Path, monkeypatch) -> None:
+    """Once in many runs Ctrl-C fell into a lock of the pool: "internal error (release unlocked lock)"."""
+
+    def run_sweep(*_: object) -> None:
+        with lock:
+            lock.release()
+            raise KeyboardInterrupt
+
+    lock = threading.Lock()
+    monkeypatch.setattr(sweep, "run_sweep", run_sweep)
+    done = call(*DESIGNS, *VARY, "--out", str(tmp_path / "points"))
+    assert done.code == ExitCode.INTERRUPTED, done.err
+    assert "the same command continues" in done.err
 
 
 def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattcast.cli.shared_options import MODEL_OPTIONS, PLOT, PRICES, CommandOutput, Environment, command
-from wattcast.core.errors import bad_value, resolve_name
+from wattcast.core.errors import bad_value, is_interrupt, resolve_name
 
 if TYPE_CHECKING:
     from wattcast.explore.sweep import Runner
@@ -80,8 +80,8 @@ def designs(
 
     try:
         done = run_sweep(study, out, objectives, runner, tell if env.stderr.isatty() else None, yes)
-    except KeyboardInterrupt:
-        if out is not None:
+    except BaseException as error:
+        if out is not None and is_interrupt(error):
             env.say("finished parts are kept; the same command continues.")
         raise
     if out is not None:

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from wattcast import __version__
 from wattcast.cli.shared_options import DECLARED, Environment, read_help
-from wattcast.core.errors import ExitCode, WattcastError, unknown_name
+from wattcast.core.errors import ExitCode, WattcastError, is_interrupt, unknown_name
 
 
 def _list_verbs(head: str = "") -> dict[str, str]:
@@ -161,19 +161,19 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
             return _run_command(args, env)
         except WattcastError as error:
             return _complain(env, str(error), error.exit_code)
-        except (KeyboardInterrupt, typer.Abort):
-            return _complain(env, "interrupted.", ExitCode.INTERRUPTED)
         except BrokenPipeError:  # `wattcast ... | head` is no failure
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at exit)
             return ExitCode.OK
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             return _complain(env, *_explain_error(error))
 
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
-def _explain_error(error: Exception) -> tuple[str, ExitCode]:
+def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
+    if isinstance(error, typer.Abort) or is_interrupt(error):
+        return "interrupted.", ExitCode.INTERRUPTED
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED

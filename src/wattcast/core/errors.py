@@ -73,6 +73,13 @@ class Refused(WattcastError):
     exit_code = ExitCode.REFUSED
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Say whether Ctrl-C lies behind an error: one that falls into a lock's own code ends as a RuntimeError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
     """Return the error ``where: expected wanted, got found. do``, the sentence that all readers share."""
     return BadInput(_make_sentence(where, wanted, found, do))
