@@ -40,7 +40,7 @@ class FakeGpu:
         if spec.id in self.fails:
             raise RuntimeError("CUDA out of memory")
         call = OperatorCall(lambda copy: None, sets=4, fixed_byte=1000, set_byte=10)
-        return CapturedGraph(SimpleNamespace(reset=lambda: None), 25, call, self.call_s)
+        return CapturedGraph(SimpleNamespace(reset=lambda: None), 25, call)
 
     def replay(self, graph: CapturedGraph, times: int) -> None:
         self.free_s = max(self.free_s, time.monotonic()) + times * graph.copies * self.call_s

@@ -36,7 +36,6 @@ class CapturedGraph:
     graph: Any
     copies: int
     call: OperatorCall
-    guess_s: float  # of one copy, from an eager run
 
     def __enter__(self) -> CapturedGraph:
         return self
@@ -105,7 +104,7 @@ class CampaignGpu(TorchDevice):
 
         self._capture(graph, run)
         held.clear()
-        return CapturedGraph(graph, copies, call, guess_s)
+        return CapturedGraph(graph, copies, call)
 
     def replay(self, graph: CapturedGraph, times: int) -> None:
         """Queue replays; returns before they have run."""
