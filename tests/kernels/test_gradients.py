@@ -9,8 +9,10 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.kernel_choice import KernelLabel, find_label
+from wattcast.measure.campaigns.kernel_plan import spec_from_operator
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Bmm, Conv2d, Linear
+from wattcast.workload.readers.from_json import operator_to_plain
 
 GPU = load_gpu("h200")
 REFERENCE = reference_chip(GPU)
@@ -26,11 +28,19 @@ def sides(op: Operator) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("op", "layout"), [(Linear(768, 3072, 4096, turned=True), "tn"), (Bmm(48, 512, 512, 64), "nn")]
+    ("op", "layout"),
+    [
+        (Linear(768, 3072, 4096, turned=True), "tn"),
+        (Bmm(48, 512, 512, 64), "nn"),
+        (Bmm(48, 512, 512, 64, turned=True), "tn"),
+    ],
 )
 def test_a_product_of_activations_is_the_same_in_a_campaign_and_in_a_model(op: Operator, layout: str) -> None:
     """Whether weights were warm was once asked of products without weights too, and answered yes by every campaign
     and no by every model: models met a condition that no row had."""
+    spec = spec_from_operator(operator_to_plain(op))
+    assert spec is not None
+    assert spec.layout == layout
     campaign, model = lowered(op, RunCondition(layout, "none")).work, lowered(op).work
     assert campaign.features["warm"][0] == model.features["warm"][0] == 0.0
     assert campaign.dram_read_byte[0] == model.dram_read_byte[0]

@@ -58,6 +58,8 @@ def test_large_products_waste_little_on_padding() -> None:
         (Linear(512, 1024, 1024, dtype=Dtype.FP8), "gemm.fp8"),
         (Linear(512, 1024, 1024, dtype=Dtype.FP32), "gemm.simt"),
         (Bmm(16, 128, 128, 64), "gemm.tensor"),
+        (Bmm(128, 1536, 2048, 12), "gemm.ampere"),
+        (Bmm(128, 1536, 2048, 12, turned=True), "gemm.tensor"),
         (Conv2d(8, 64, 64, 56, 56, 1, 1, channels_last=True), "gemm.tensor"),
         (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1, channels_last=True), "conv2d.hopper"),
         (Conv2d(8, 64, 64, 56, 56, 3, 3, padding=1), "conv2d.hopper"),

@@ -91,6 +91,13 @@ def test_gradients_of_weights_read_both_operands_turned() -> None:
     ]
 
 
+def test_gradients_of_experts_read_both_operands_turned() -> None:
+    """Six rows an expert made their gradients unaligned products, 7 % slower altogether than those of twelve."""
+    graph = build_graph("qwen3-30b-a3b", ModelOptions(phase="train", batch=6, seq=16))
+    assert {op.turned for op, _ in _products(graph) if isinstance(op, Bmm) and op.k <= 12} == {True}
+    assert {op.turned for op, _ in _products(graph) if isinstance(op, Bmm) and op.k > 12} == {False}
+
+
 def test_training_does_three_times_the_products_and_more_with_recomputation() -> None:
     forward = build_graph(
         "llama3-8b", ModelOptions(stack="eager", phase="forward", seq=512, head="all", attention="eager")

@@ -176,20 +176,17 @@ def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operat
     in rows, and in columns after a Hadamard transform, by three kernels [Transformer Engine, ``NVFP4Quantizer``].
     """
     if isinstance(op, Bmm) and "experts" in op.label and recipe.expert_kernels is ExpertKernels.SEPARATE:
-        op = Linear(op.m, op.n, op.k, dtype=op.dtype, out_dtype=op.out_dtype, count=op.b * op.count, label=op.label)
+        each = Linear(op.m, op.n, op.k, dtype=op.dtype, out_dtype=op.out_dtype, turned=op.turned, label=op.label)
+        op = replace(each, count=op.b * op.count)
     if recipe.product_dtype is Dtype.FP4 and isinstance(op, Linear | Bmm) and op.dtype is Dtype.FP8:
         times = op.count * (op.b if isinstance(op, Bmm) else 1)
         product = BlockProduct(op.m, op.n, op.k, bit=NVFP4_BIT, dtype=Dtype.FP4, count=times, label=op.label)
-        if isinstance(op, Linear) and op.turned:  # of a weight's gradient, whose operands are cast already
+        if op.turned:  # of a weight's gradient, whose operands are cast already
             return (product,)
-        n = op.m * op.k
-        largest = Elementwise("abs", n, dtype=recipe.dtype, write=0, count=times, label="largest value")
-        write = int(n * NVFP4_BIT / 8)
-        return (
-            product,
-            largest,
-            Elementwise("scale", n, dtype=recipe.dtype, write=write, count=2 * times, label="cast"),
-        )
+        n, dtype = op.m * op.k, recipe.dtype
+        largest = Elementwise("abs", n, dtype=dtype, write=0, count=times, label="largest value")
+        cast = Elementwise("scale", n, dtype=dtype, write=int(n * NVFP4_BIT / 8), count=2 * times, label="cast")
+        return product, largest, cast
     if isinstance(op, Linear) and op.dtype is Dtype.FP8 and gpu.architecture == "blackwell":
         return (ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label),)
     return (op,)

@@ -53,14 +53,13 @@ class Linear(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         m, n, k = 1.0 * self.m, 1.0 * self.n, self.k
-        weight = (self.weight_dtype or self.dtype).byte * n * k
-        read = self.dtype.byte * (m * k + n * self.bias) + weight
+        read = self.dtype.byte * (m * k + n * self.bias) + (self.weight_dtype or self.dtype).byte * n * k
         return OperatorWork(2.0 * m * n * k, read, (self.out_dtype or self.dtype).byte * m * n)
 
 
 @register_operator("bmm", family="gemm")
 class Bmm(Operator):
-    """``b`` independent products ``[m, k] @ [k, n]``; a narrower right factor has its own ``weight_dtype``."""
+    """``b`` independent products ``[m, k] @ [k, n]``; ``weight_dtype`` and ``turned`` are those of ``Linear``."""
 
     is_product: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
@@ -70,6 +69,7 @@ class Bmm(Operator):
     k: int
     out_dtype: Dtype | None = None
     weight_dtype: Dtype | None = None
+    turned: bool = False
 
     @property
     def form(self) -> str:
@@ -78,8 +78,7 @@ class Bmm(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         b, m, n, k = 1.0 * self.b, self.m, self.n, self.k
-        right = (self.weight_dtype or self.dtype).byte * n
-        read = b * (self.dtype.byte * m + right) * k
+        read = b * (self.dtype.byte * m + (self.weight_dtype or self.dtype).byte * n) * k
         return OperatorWork(2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n)
 
 

@@ -361,6 +361,11 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     return out
 
 
+def is_turned(a: Tensor, b: Tensor) -> bool:
+    """Return whether both factors of a product lie with the dimension that is summed outermost."""
+    return min(a.shape[-2:]) > 1 and a.strides[-2] == 1 != a.strides[-1] and b.strides[-1] == 1
+
+
 def concatenation_extents(parts: Sequence[Tensor], axis: int) -> tuple[int, int]:
     """Return how often the parts of a concatenation follow one another, and the elements of the last part."""
     rows = max(prod(parts[0].shape[:axis]), 1)

@@ -20,7 +20,7 @@ from wattcast.workload.operator_types import (
     RmsNorm,
     Softmax,
 )
-from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce, unary
+from wattcast.workload.symbolic_tensor import Tensor, fill, is_turned, pointwise, reduce, unary
 
 
 def activation(function: str, x: Tensor) -> Tensor:
@@ -145,7 +145,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     size, (math, result) = left.shape[0], _product_formats(a)
 
     def multiply(a: Tensor, b: Tensor, m: int, n: int, k: int) -> Tensor:
-        return tape.launch(Bmm(size, m, n, k, dtype=math, out_dtype=result), (a, b), (size, m, n), a.dtype)
+        op = Bmm(size, m, n, k, dtype=math, out_dtype=result, turned=is_turned(a, b))
+        return tape.launch(op, (a, b), (size, m, n), a.dtype)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
         d_left = multiply(g, right.transpose(1, 2), m, k, n) if left.needs_grad else None
@@ -178,7 +179,7 @@ def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]],
         for size, rows in groups:
             tape.emit(Bmm(size, rows, k, n, dtype=math, out_dtype=result), (g, weight), (d_x,))
             if weight.needs_grad:
-                tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result), (g, factor), (d_w,))
+                tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result, turned=True), (g, factor), (d_w,))
         return d_x, d_w if weight.needs_grad else None
 
     tape.record((out,), (x, weight), back, (factor, weight))

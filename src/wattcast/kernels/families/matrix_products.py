@@ -396,7 +396,7 @@ def _fill_row(op: Operator) -> tuple[Any, ...]:
         out = width if op.out_dtype is None else op.out_dtype.byte
         sizes = op.m, op.n, op.k, width, weight, out
         if isinstance(op, Bmm):
-            found = op.b, *sizes, 0, 0, 0, 0, 0, 0
+            found = op.b, *sizes, 0, 0, 0, op.turned, op.turned, 0
         else:  # the gradient of a weight is a product of activations: nothing of it comes from DRAM as weights do
             found = 1, *sizes, 0, not op.turned, width * op.n * op.bias, op.turned, op.turned, 0
     n, k = found[2], found[3]

@@ -78,10 +78,8 @@ class OperatorSpec:
         """Arithmetic of the products; for planning alone."""
         o = self.operator
         match o["op"]:
-            case "linear":
-                return float(2.0 * o["m"] * o["n"] * o["k"])
-            case "bmm":
-                return float(2.0 * o["b"] * o["m"] * o["n"] * o["k"])
+            case "linear" | "bmm":
+                return float(2.0 * o.get("b", 1) * o["m"] * o["n"] * o["k"])
             case "conv2d":
                 per_pixel = o["k"] * o["c"] / o["groups"] * o["r"] * o["s"]
                 return float(2.0 * o["n"] * o["h"] * o["w"] / o["stride"] ** 2 * per_pixel)
@@ -144,7 +142,7 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
         case "bmm":
             wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
             mixed = {"weight_dtype", "out_dtype"} & set(operator) and not wide
-            return None if mixed else OperatorSpec("bmm", operator, "nn")
+            return None if mixed else OperatorSpec("bmm", operator, "tn" if operator.get("turned") else "nn")
         case "conv2d":
             given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
             if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:

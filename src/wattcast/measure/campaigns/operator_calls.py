@@ -72,7 +72,8 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
     b, m, n, k = o["b"], o["m"], o["n"], o["k"]
-    left = builder.operands.take(dtype, b, m, k)
+    left = builder.operands.take(dtype, *((b, k, m) if spec.layout == "tn" else (b, m, k)))
+    left = left.transpose(1, 2) if spec.layout == "tn" else left
     right = builder.operands.take(dtype, *((b, n, k) if spec.layout == "nt" else (b, k, n)))
     right = right.transpose(1, 2) if spec.layout == "nt" else right
     footprint = (left.numel() + right.numel() + b * m * n) * left.element_size()

@@ -18,7 +18,7 @@ from wattcast.workload import operator_types
 from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, Layout, Linear
-from wattcast.workload.symbolic_tensor import Tensor, concatenation_extents
+from wattcast.workload.symbolic_tensor import Tensor, concatenation_extents, is_turned
 
 # functions that only call a fill or a random generator, which is counted instead
 _CALLERS = frozenset(["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"])
@@ -258,11 +258,10 @@ def _map_product(call: AtenCall) -> list[Operator]:
         return []
     added = call.inputs[0] if len(call.inputs) == 3 else None
     bias = added is not None and len(a.shape) == 2 and added.numel == n
-    math, result = call.math_dtype(a), call.product_dtype
+    math, result, turned = call.math_dtype(a), call.product_dtype, is_turned(a, b)
     if len(a.shape) == 3:
-        op: Operator = Bmm(a.shape[0], m, n, k, dtype=math, out_dtype=result)
+        op: Operator = Bmm(a.shape[0], m, n, k, dtype=math, out_dtype=result, turned=turned)
     else:
-        turned = m > 1 and k > 1 and a.strides[0] == 1 != a.strides[1] and b.strides[-1] == 1
         op = Linear(m, n, k, bias=bias, turned=turned, dtype=math, out_dtype=result)
     return [op] if added is None or bias else [_copy_source(call, added), op]
 
@@ -275,7 +274,7 @@ def _map_grouped_product(call: AtenCall) -> list[Operator]:
         groups, k, _ = b.shape
         return [Bmm(groups, max(a.shape[0] // groups, 1), n, k, dtype=dtype)]
     groups = call.out.shape[0]
-    return [Bmm(groups, a.shape[0], n, max(a.shape[-1] // groups, 1), dtype=dtype)]
+    return [Bmm(groups, a.shape[0], n, max(a.shape[-1] // groups, 1), dtype=dtype, turned=is_turned(a, b))]
 
 
 def _map_attention(call: AtenCall) -> list[Operator]:
