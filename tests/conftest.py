@@ -7,11 +7,12 @@ import gc
 import io
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,7 +24,8 @@ from wattcast.core.strict_files import reference_folder
 ROOT = Path(__file__).resolve().parent.parent
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")  # workers use all cores: threads of theirs wait for one another
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start need not compile the package again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start need not compile the package again,
+sys.dont_write_bytecode = False  # nor the second half of the suite all tests: that takes longer than to import them
 gc.disable()  # imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the background hands on to its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,29 +81,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("realtime")
         if item.get_closest_marker("realtime") and not has_realtime_tests(item.path):
             raise pytest.UsageError(f"{item.nodeid} would run nowhere: name its file in REALTIME_FILES.")
-    items.sort(key=lambda item: item.name != "test_style_and_types[mypy]")  # a minute: not when others have ended
+    # Mypy takes a minute: not when others have ended. Who wants to be alone begins, while nobody has to end first.
+    items.sort(key=lambda item: not is_alone(item) and item.name != "test_style_and_types[mypy]")
+
+
+def is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
     """Run a test that is marked ``alone`` while no other worker runs any.
 
-    Who wants to be alone holds the gate, which others pass only to enter the room, until it leaves the room.
+    Who wants to be alone holds the gate, which others pass only to enter the room, until it leaves the room, after
+    the last of several such tests: between two of them all others would enter, and have to end first.
     """
     if not hasattr(item.config, "workerinput"):
         return (yield)
-    alone = item.get_closest_marker("alone") is not None
-    shared = item.config._tmp_path_factory.getbasetemp().parent  # of all workers
-    with (shared / "gate").open("w") as gate, (shared / "room").open("w") as room:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        if not alone:
+    gate, room = open_locks(item.config._tmp_path_factory.getbasetemp().parent)  # of all workers
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    fcntl.flock(room, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
+    if not is_alone(item):
+        fcntl.flock(gate, fcntl.LOCK_UN)
+    try:
+        return (yield)
+    finally:
+        if not (is_alone(item) and is_alone(nextitem)):
+            fcntl.flock(room, fcntl.LOCK_UN)
             fcntl.flock(gate, fcntl.LOCK_UN)
-        try:
-            return (yield)
-        finally:
-            for lock in (room, gate):  # not by closing: a process that the test forked may have the files open
-                fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+@cache
+def open_locks(folder: Path) -> tuple[IO[str], IO[str]]:
+    return (folder / "gate").open("w"), (folder / "room").open("w")
 
 
 @pytest.hookimpl(optionalhook=True)
