@@ -13,10 +13,13 @@ from contextlib import closing
 from importlib.resources import files
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from serving import Server
 from wattcast.core.errors import BadInput, ExitCode, Refused
-from wattcast.web.http_app import HEADERS, RequestGuard, serve_page
+from wattcast.web.answers import Answer
+from wattcast.web.http_app import HEADERS, make_app, read_body, serve_page
 from wattcast.web.live_stream import recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
 from wattcast.web.worker_pool import WorkerPool, open_socket, run_pool
@@ -156,24 +159,15 @@ def test_a_recorded_run_is_streamed_in_order(server: Server) -> None:
 
 def test_a_slow_body_is_given_up() -> None:
     """A request whose body trickles in must not hold anything for long."""
-    sent: list[dict] = []
 
-    async def run() -> None:
-        async def app(scope, receive, send) -> None:
-            raise AssertionError("the application never sees it")
+    async def receive():
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x", "more_body": True}
 
-        async def receive():
-            await asyncio.sleep(0.01)
-            return {"type": "http.request", "body": b"x", "more_body": True}
-
-        async def send(message) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "headers": [(b"host", b"localhost")]}
-        await RequestGuard(app, arrive_s=0.1)(scope, receive, send)
-
-    asyncio.run(run())
-    assert sent[0]["status"] == 408
+    scope = {"type": "http", "method": "POST", "headers": [(b"host", b"localhost")]}
+    with pytest.raises(HTTPException, match="did not arrive within") as refused:
+        asyncio.run(read_body(Request(scope, receive), arrive_s=0.1))
+    assert refused.value.status_code == 408
 
 
 def test_who_plans_is_still_answered() -> None:
@@ -182,11 +176,13 @@ def test_who_plans_is_still_answered() -> None:
     async def run() -> None:
         done, answered = asyncio.Event(), []
 
-        async def app(scope, receive, send) -> None:
-            if scope["path"] == "/api/plan":
-                await done.wait()
-            answered.append(scope["path"])
-            done.set()
+        class SlowPlans(WorkerPool):
+            async def ask(self, kind: str, body: bytes) -> Answer:
+                if kind == "plan":
+                    await done.wait()
+                answered.append(kind)
+                done.set()
+                return Answer(200, "application/json", b"{}")
 
         async def receive() -> dict:
             return {"type": "http.request", "body": b"{}", "more_body": False}
@@ -194,11 +190,12 @@ def test_who_plans_is_still_answered() -> None:
         async def send(message: dict) -> None:
             assert message
 
-        guard = RequestGuard(app)
-        scope = {"type": "http", "method": "POST", "headers": [(b"host", b"localhost"), (b"content-length", b"2")]}
+        guard = make_app(SlowPlans(), recorded_feed())
+        headers = [(b"host", b"localhost"), (b"content-length", b"2"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "headers": headers, "query_string": b""}
         paths = ("/api/plan", "/api/plan", "/api/view")
         await asyncio.wait_for(asyncio.gather(*(guard(scope | {"path": p}, receive, send) for p in paths)), 20.0)
-        assert answered[0] == "/api/view"
+        assert answered == ["view", "plan", "plan"]
 
     asyncio.run(run())
 

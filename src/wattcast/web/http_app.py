@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,118 +42,56 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+CLOSING = {"connection": "close"}  # of an answer to a request that was not read to its end
 
 
 class RequestGuard:
-    """ASGI middleware that checks hosts, origins and bodies, adds headers, and answers errors without tracebacks.
+    """ASGI middleware that answers our own hosts and origins alone, and adds our headers to every response."""
 
-    It reads the body of a request only once the client has few enough others running.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        hosts: Iterable[str] = worker_pool.LOOPBACK,
-        most_byte: int = MOST_BYTE,
-        arrive_s: float = ARRIVE_S,
-        slots: worker_pool.ClientSlots | None = None,
-    ) -> None:
-        self._app = app
-        self._hosts = frozenset(hosts)
-        self._most_byte, self._arrive_s = most_byte, arrive_s
-        self._slots = slots or worker_pool.ClientSlots()
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = worker_pool.LOOPBACK) -> None:
+        self._app, self._hosts = app, frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-        sent = _GuardedSend(send)
-        why = self._refused(scope)
-        if why is not None:
-            await _refuse(scope, receive, sent, *why)
-            return
-        try:
-            if scope["method"] in ("GET", "HEAD"):  # pages and streams, which have limits of their own
-                await self._app(scope, receive, sent)
-                return
-            host = (scope.get("client") or ("",))[0]
-            length = Headers(scope=scope).get("content-length", "")
-            kind = scope.get("path", "").rpartition("/")[2]
-            large = kind in worker_pool.LARGE_KINDS or not length.isdecimal() or int(length) > worker_pool.LARGE_BYTE
-            async with self._slots.running(host, large):
-                await self._pass(scope, receive, sent)
-        except worker_pool.ClientBusy as error:
-            await _refuse(scope, receive, sent, 429, str(error))
-        except HTTPException as error:
-            if not sent.begun:
-                await _refuse(scope, receive, sent, error.status_code, error.detail)
-        except Exception:
-            if not sent.begun:
-                await _refuse(scope, receive, sent, 500, "internal error; the server's log says more.")
-            raise  # to the server's log
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._body(receive)
-        handed = False
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            why = self._find_refusal(Headers(scope=scope))
+            answer = self._app if why is None else JSONResponse({"error": why[1]}, why[0], CLOSING)
+            await answer(scope, receive, send_with_headers)
 
-        async def whole() -> Message:
-            nonlocal handed
-            if handed:
-                return await receive()
-            handed = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, whole, send)
-
-    async def _body(self, receive: Receive) -> bytes:
-        chunks, size = [], 0
-        try:
-            async with asyncio.timeout(self._arrive_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise HTTPException(400, "the request ended before its body did.")
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > self._most_byte:
-                        raise HTTPException(413, f"request: expected at most {self._most_byte} bytes, got more.")
-                    if not message.get("more_body"):
-                        return b"".join(chunks)
-        except TimeoutError:
-            raise HTTPException(408, f"the request's body did not arrive within {self._arrive_s:g} s.") from None
-
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
-        headers = Headers(scope=scope)
+    def _find_refusal(self, headers: Headers) -> tuple[int, str] | None:
         if not worker_pool.is_known_host(headers.getlist("host"), self._hosts):
             return 421, "this server does not answer to that Host. Start it with --allow-host NAME to allow one."
         for origin in headers.getlist("origin"):
             if worker_pool.host_name(origin.partition("://")[2]) not in self._hosts:
                 return 403, "requests from other sites are not answered."
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._most_byte:
-            return 413, f"request: expected at most {self._most_byte} bytes, got {int(length)}."
+        if length.isdecimal() and int(length) > MOST_BYTE:
+            return 413, f"request: expected at most {MOST_BYTE} bytes, got {int(length)}."
         return None
 
 
-class _GuardedSend:
-    """Adds our headers to a response, and knows whether one has begun."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.begun = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.begun = True
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await self._send(message)
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text: str) -> None:
-    await JSONResponse({"error": text}, status, {"connection": "close"})(scope, receive, send)
+async def read_body(request: Request, arrive_s: float = ARRIVE_S) -> bytes:
+    """Read the body of a request; HTTPException where it is too large, takes too long or breaks off."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(arrive_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BYTE:
+                    raise HTTPException(413, f"request: expected at most {MOST_BYTE} bytes, got more.", CLOSING)
+    except TimeoutError:
+        raise HTTPException(408, f"the request's body did not arrive within {arrive_s:g} s.", CLOSING) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the request ended before its body did.", CLOSING) from None
+    return bytes(body)
 
 
 ASSET_TYPES = {
@@ -205,6 +144,14 @@ def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = wo
     async def refused(request: Request, error: HTTPException) -> Response:
         return _plain_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
+    @app.exception_handler(worker_pool.ClientBusy)
+    async def busy(request: Request, error: worker_pool.ClientBusy) -> Response:
+        return _plain_response(429, str(error), CLOSING)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:  # which goes to the server's log
+        return _plain_response(500, "internal error; the server's log says more.")
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
@@ -249,16 +196,21 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
+    slots = worker_pool.ClientSlots()
+
     def endpoint(kind: str) -> Any:
         async def post(request: Request) -> Response:
             said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if said != "application/json":
                 return _plain_response(415, "request: expected content-type application/json.")
-            body = await request.body()
-            if (entries := body.count(b"{")) > MOST_ENTRIES:
-                wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
-                return _plain_response(413, f"{wanted} Use the command line.")
-            return await _asked(pool, kind, body)
+            length, host = request.headers.get("content-length", ""), request.client.host if request.client else ""
+            large = kind in worker_pool.LARGE_KINDS or not length.isdecimal() or int(length) > worker_pool.LARGE_BYTE
+            async with slots.running(host, large):  # a body is read once the client has few enough others running
+                body = await read_body(request)
+                if (entries := body.count(b"{")) > MOST_ENTRIES:
+                    wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
+                    return _plain_response(413, f"{wanted} Use the command line.")
+                return await _asked(pool, kind, body)
 
         return post
 
