@@ -4,9 +4,8 @@ Rows are saved at once, and rows on file are skipped. The device is used by a ch
 An error after which CUDA cannot go on costs one row: the child ends, and the parent starts another, which continues
 with the next row. A child that writes nothing for too long is ended, and its row is recorded as hung.
 
-Worker processes (``python -m wattcast.microbench.microbench_campaign``) compile benchmarks while the device measures,
-each every n-th one into a folder. The campaign takes machine code from there as it arrives, and compiles what no
-worker has brought in time.
+Worker processes compile benchmarks into a folder while the device measures. The campaign takes machine code from
+there as it arrives, and compiles what no worker has brought in time.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import cache
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
@@ -32,7 +33,7 @@ from wattcast.measure.cuda_device import DeviceFault, compile_cubin, import_bind
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 from wattcast.microbench.benchmark_kernels import DeviceBench
-from wattcast.microbench.benchmark_suite import find_benchmarks
+from wattcast.microbench.benchmark_suite import list_benchmarks
 from wattcast.microbench.microbench_results import MicroRow
 from wattcast.microbench.unit_source import Benchmark
 
@@ -42,7 +43,6 @@ MOST_STARTS = 12
 RESERVE_S = 4.0  # a row is begun only with this much time left
 PATIENCE_S = 25.0
 WORKERS = 6
-CLAIM = ".claim"  # ending of the file that shows that a worker compiles a kernel
 
 
 @dataclass(frozen=True)
@@ -238,61 +238,48 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}" if int(status) == 0 else ""
 
 
+def end_with_parent() -> None:
+    """Let this worker end when its parent is gone; one that was killed could not tell it."""
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def compile_benchmark(name: str, architecture: str, folder: Path) -> None:
+    """Compile one benchmark into the folder unless it is there; the campaign reports what does not compile."""
+    (benchmark,) = (b for b in list_benchmarks() if b.name == name)
+    path = folder / cubin_name(benchmark, architecture)
+    if not path.exists():
+        with contextlib.suppress(WattcastError):
+            write_whole(path, compile_cubin(benchmark.source, architecture, f"{name}.cu"))
+
+
 @dataclass
 class CompiledKernels:
     """Machine code of benchmarks, from workers or from here; it is kept between commands, named by its source."""
 
     architecture: str
-    names: tuple[str, ...] = ()  # what workers compile; nothing named: the whole suite
     folder: Path = field(default_factory=lambda: private_cache("cubins"))
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _pool: ProcessPoolExecutor | None = None
+    _begun: dict[str, Future[None]] = field(default_factory=dict)  # by name of the benchmark
 
-    def start(self, count: int) -> None:
-        """Set ``count`` workers to work."""
-        environment = make_child_environment()
-        for place in range(count):
-            command = [sys.executable, "-m", "wattcast.microbench.microbench_campaign", self.architecture]
-            command += [str(self.folder), str(place), str(count), *self.names]
-            self.workers.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+    def start(self, benchmarks: Iterable[Benchmark], workers: int) -> None:
+        """Set workers to work on the benchmarks that the device can run, in their order."""
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
+        for b in benchmarks:
+            if b.supported(self.architecture):
+                self._begun[b.name] = self._pool.submit(compile_benchmark, b.name, self.architecture, self.folder)
 
     def cubin(self, benchmark: Benchmark) -> bytes:
         """Machine code; waits a while for a worker that is at it, and compiles here what none has begun."""
+        begun = self._begun.get(benchmark.name)
+        if begun is not None and not begun.cancel():
+            wait([begun], PATIENCE_S)
         path = self.folder / cubin_name(benchmark, self.architecture)
-        deadline = time.monotonic() + PATIENCE_S
-        while not path.exists() and path.with_suffix(CLAIM).exists() and time.monotonic() < deadline:
-            if all(worker.poll() is not None for worker in self.workers):
-                break
-            time.sleep(0.01)
         return path.read_bytes() if path.exists() else compile_cubin(benchmark.source, self.architecture)
 
-    def finish(self, longest_s: float) -> None:
-        """Wait for the workers."""
-        deadline = time.monotonic() + longest_s
-        while any(w.poll() is None for w in self.workers) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self.stop()
-
-    def stop(self) -> None:
-        """End the workers that are still at work."""
-        for worker in self.workers:
-            if worker.poll() is None:
-                worker.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(2.0)
-
-
-def main(architecture: str, folder: str, place: str, count: str, *names: str) -> None:
-    """Compile the share of the benchmarks that has worker number ``place`` of ``count``."""
-    supported = [b for b in find_benchmarks(list(names)) if b.supported(architecture)]
-    for benchmark in supported[int(place) :: int(count)]:
-        path = Path(folder) / cubin_name(benchmark, architecture)
-        if path.exists():
-            continue
-        path.with_suffix(CLAIM).touch()
-        with contextlib.suppress(WattcastError):  # the campaign reports what does not compile
-            write_whole(path, compile_cubin(benchmark.source, architecture, f"{benchmark.name}.cu"))
-        path.with_suffix(CLAIM).unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    def stop(self, longest_s: float = 0.0) -> None:
+        """End the workers; those still at work are given ``longest_s`` to come to the end of theirs."""
+        wait(self._begun.values(), longest_s)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -190,9 +190,9 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
 def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str], repeats: int, quick: bool) -> None:
     device, benchmarks = bench.device, find_benchmarks(names)
     on_file = campaign.journal.ids
-    missing = [b.name for b in benchmarks if micro_row_id(b.name, 0, b.version) not in on_file]
-    compiled = CompiledKernels(device.architecture, tuple(missing))
-    compiled.start(microbench_campaign.worker_count() if missing else 0)
+    compiled = CompiledKernels(device.architecture)
+    if missing := [b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in on_file]:
+        compiled.start(missing, microbench_campaign.worker_count())
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
         say(f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks")

@@ -318,11 +318,11 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
     """
     nsight_counters.find_ncu()
     began_s = time.monotonic()
-    names = tuple(name for name in only if name != "multimedia")
+    names = [name for name in only if name != "multimedia"]
     if names or not only:  # no compiling may happen under the profiler
-        compiled = CompiledKernels(CudaDevice.open().architecture, names)
-        compiled.start(2 * worker_count())
-        compiled.finish(budget_s / 2)
+        compiled = CompiledKernels(CudaDevice.open().architecture)
+        compiled.start(find_benchmarks(names), 2 * worker_count())
+        compiled.stop(budget_s / 2)
     verb = ["microbench", *(["--only", ",".join(only)] if only else [])]
     verb += ["--from", str(before)] if before is not None else []
     left_s, raw = budget_s - (time.monotonic() - began_s), out / "microbench_counters.csv"
