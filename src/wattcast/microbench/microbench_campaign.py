@@ -242,7 +242,12 @@ def end_with_parent() -> None:
     """Let this worker end when its parent is gone; one that was killed could not tell it."""
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def compile_benchmark(name: str, architecture: str, folder: Path) -> None:
