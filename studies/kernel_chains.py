@@ -21,10 +21,9 @@ from typing import Any
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind, read_lines
 from wattcast.core.units import parse
 from wattcast.measure.campaigns import kernel_campaign, operator_calls
-from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperatorCall
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, spec_from_operator
 from wattcast.measure.campaigns.model_campaign import ModelDims
-from wattcast.measure.campaigns.operator_calls import build_call
+from wattcast.measure.campaigns.operator_calls import CallBuilder, OperatorCall, build_call
 from wattcast.measure.campaigns.operator_rows import (
     KernelCampaign,
     make_blank_row,

@@ -10,8 +10,8 @@ import numpy as np
 import engine_products as products
 from engine_products import EngineBuilder
 from engine_shapes import route_tokens
-from wattcast.measure.campaigns.elementwise_calls import OperandPools, OperatorCall
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.operator_calls import OperandPools, OperatorCall
 from wattcast.measure.campaigns.operator_rows import GRAPH_S, MOST_COPIES, ROTATION_S, CampaignGpu, CapturedGraph
 
 ACTIVATION_BYTE = {"bf16": 13 * 10**8, "fp8": 6 * 10**8}

@@ -14,14 +14,14 @@ import numpy as np
 
 from engine_shapes import route_tokens
 from wattcast.core.errors import BadInput
-from wattcast.measure.campaigns.elementwise_calls import (
+from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.operator_calls import (
     L2_TIMES,
     CallBuilder,
     OperandPools,
     OperatorCall,
     torch_dtype,
 )
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 
 _BLOCK = 128
 _FP8_BIAS = 2.0**120  # Marlin's fp8 scales carry the difference between the exponents of fp8 and bf16

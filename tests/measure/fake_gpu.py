@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from wattcast.measure.campaigns.elementwise_calls import OperatorCall
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
+from wattcast.measure.campaigns.operator_calls import OperatorCall
 from wattcast.measure.campaigns.operator_rows import CapturedGraph
 
 

@@ -59,8 +59,7 @@ def test_operators_of_a_workload_file_are_a_plan(tmp_path: Path) -> None:
 
 def test_a_chain_runs_its_members_one_after_another() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools
-    from wattcast.measure.campaigns.operator_calls import build_call
+    from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, build_call
 
     operands = OperandPools(torch, "cpu", {"bf16": 2**26, "fp32": 2**20})
     operands.fill("random")

@@ -42,8 +42,7 @@ def test_no_stack_is_a_model_that_is_measured_whole() -> None:
 def test_a_stack_hands_on_its_results(size: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
-    from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools
-    from wattcast.measure.campaigns.operator_calls import build_call
+    from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, build_call
 
     stack = next(stack for stack in read_chains("stacks") if stack.name == f"stack qwen3-2560 {size}")
     dims = replace(stack.dims, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=50)

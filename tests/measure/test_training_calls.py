@@ -9,9 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from wattcast.measure.campaigns.elementwise_calls import DROPPED, CallBuilder, OperandPools
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, spec_from_operator
-from wattcast.measure.campaigns.operator_calls import build_call
+from wattcast.measure.campaigns.operator_calls import DROPPED, CallBuilder, OperandPools, build_call
 
 POOL = {"bf16": 2**24, "fp16": 2**22, "fp32": 2**25}
 F = torch.nn.functional

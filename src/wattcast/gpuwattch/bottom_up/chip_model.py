@@ -9,10 +9,9 @@ from operator import attrgetter
 from wattcast.core.arrays import Sweepable
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.gpuwattch.bottom_up import array_layout, chip_units, technology
-from wattcast.gpuwattch.bottom_up.array_layout import ArrayCost, SearchedBuffer, SramArray, sram_cost
+from wattcast.gpuwattch.bottom_up import chip_units, memory_array, technology
 from wattcast.gpuwattch.bottom_up.chip_design import CacheShape, ChipDesign, count_tag_bits
-from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts
+from wattcast.gpuwattch.bottom_up.memory_array import ArrayCost, ArrayPorts, SearchedBuffer, SramArray, sram_cost
 from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
 from wattcast.power.component_power import Leakage
 
@@ -76,7 +75,7 @@ class BuiltChip:
         fetched_byte = d.instruction_bit // 8
         self.buffer = sram_cost(tech, SramArray("instruction buffer", max(fetched_byte * warps, 64), fetched_byte))
         shape = d.window, max(8 * int(log2(max(warps, 2))), 8), d.instruction_bit, ArrayPorts(0, 1, 1, 1)
-        self.window = array_layout.searched_buffer_cost(tech, SearchedBuffer("instruction window", *shape))
+        self.window = memory_array.searched_buffer_cost(tech, SearchedBuffer("instruction window", *shape))
         self.selection = chip_units.warp_selection_cost(tech, warps)
         register_bit = ceil(log2(rf.registers))
         lines = [chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, register_bit, 8)]
@@ -145,7 +144,7 @@ def _cache_cost(
     for i, (entries, bits) in enumerate(zip(shape.buffers, (missed_bit, line_bit, line_bit, line_bit), strict=True)):
         if entries:
             shape_of = SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search)
-            cost = array_layout.searched_buffer_cost(tech, shape_of)
+            cost = memory_array.searched_buffer_cost(tech, shape_of)
             built.append(cost)
             used_j[i] = cost.search_j + cost.write_j
     figures = ("subthreshold_w", "gate_w", "area_um2")

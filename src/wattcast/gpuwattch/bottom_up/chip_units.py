@@ -12,9 +12,8 @@ import numpy as np
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.gpuwattch.bottom_up import array_layout, technology
-from wattcast.gpuwattch.bottom_up.array_layout import ArrayCost, SramArray, sram_cost
-from wattcast.gpuwattch.bottom_up.memory_array import ArrayPartition, ArrayPorts, bank_cost
+from wattcast.gpuwattch.bottom_up import memory_array, technology
+from wattcast.gpuwattch.bottom_up.memory_array import ArrayCost, ArrayPorts, SramArray, sram_cost
 from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, check_at_least_one, to_float
 
 _WIDE = 4.0  # crossbar wires are this much wider and further apart than the global pitch (CACTI 6)
@@ -106,8 +105,10 @@ def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
     """
     switch = crossbar_cost(tech, shape.inputs, shape.outputs, shape.flit_bit)
     one, flit = np.ones(1), shape.flit_bit
-    part = ArrayPartition(shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one)
-    found = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
+    part = memory_array.ArrayPartition(
+        shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one
+    )
+    found = memory_array.bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
     read_j, write_j, _, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
     buffer = CircuitCost(read_j + write_j, *(x * shape.inputs for x in (off_w, gate_w, width_um * height_um)))
     vc = arbiter_cost(tech, shape.channels, 0.0).times(shape.inputs)
@@ -287,8 +288,8 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
     tag = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
     data_bit, bus_byte = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8), -(-int(bus) // 8)
-    requests = array_layout.SearchedBuffer("request window", mc.window, tag, data_bit, ports)
-    window, plain = array_layout.searched_buffer_cost(tech, requests), ArrayPorts(0, mc.channels, mc.channels)
+    requests = memory_array.SearchedBuffer("request window", mc.window, tag, data_bit, ports)
+    window, plain = memory_array.searched_buffer_cost(tech, requests), ArrayPorts(0, mc.channels, mc.channels)
     word = sram_cost(tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, plain))
     beats = block_bit / bus
     words = block_bit / 72.0

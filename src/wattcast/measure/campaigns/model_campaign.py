@@ -34,7 +34,7 @@ from wattcast.measure.campaigns.campaign_engine import (
     import_cuda_torch,
     list_trace_events,
 )
-from wattcast.measure.campaigns.elementwise_calls import torch_dtype
+from wattcast.measure.campaigns.operator_calls import torch_dtype
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, await_clock, hold_load, say
 

@@ -18,9 +18,8 @@ from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
 from wattcast.core.records import dataclass, field, replace
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
-from wattcast.measure.campaigns.elementwise_calls import CallBuilder, OperandPools, OperatorCall
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
-from wattcast.measure.campaigns.operator_calls import build_call
+from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, OperatorCall, build_call
 from wattcast.measure.steady_state import SPIN_CYCLES, HeldLoad, await_clock, describe_window, hold_load, take_window
 
 POOL_BYTE = {"bf16": 8 * 10**9, "fp16": 8 * 10**9, "fp32": 14 * 10**9, "fp8": 3 * 10**9}
