@@ -19,9 +19,9 @@ from wattcast.measure.energy_samples import (
     CounterTicks,
     EnergySamples,
     SampleRing,
+    UnwrappedCounter,
     find_ticks,
     name_throttle_reasons,
-    unwrap_counter,
 )
 from wattcast.measure.measured_run import bound_energy_j, find_stretches, summarise_window
 from wattcast.measure.steady_state import SettlingRule, find_settled_window, take_window
@@ -64,10 +64,15 @@ def test_a_failed_reading_leaves_a_hole_not_a_zero() -> None:
 
 
 def test_counter_wraps_are_bridged_and_resets_are_not() -> None:
-    assert unwrap_counter(65.0, 1.0, 0.0, 65.536) == (65.536, False)
-    assert unwrap_counter(30.0, 1.0, 0.0, 65.536) == (0.0, True)
-    assert unwrap_counter(30.0, 31.0, 7.0, 65.536) == (7.0, False)
-    assert unwrap_counter(30.0, 1.0, 0.0, None) == (0.0, True)
+    for range_j, readings_j, followed_j, resets in (
+        (65.536, (65.0, 1.0, 2.0), (65.0, 66.536, 67.536), 0),
+        (65.536, (30.0, 1.0), (30.0, 1.0), 1),
+        (65.536, (30.0, np.nan, 31.0), (30.0, np.nan, 31.0), 0),
+        (None, (30.0, 1.0), (30.0, 1.0), 1),
+    ):
+        counter = UnwrappedCounter(range_j)
+        np.testing.assert_allclose([counter.follow(now_j) for now_j in readings_j], followed_j)
+        assert counter.resets == resets
 
 
 def test_unknown_throttle_bits_are_named_not_dropped() -> None:

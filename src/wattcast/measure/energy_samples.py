@@ -278,8 +278,7 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
 
     Polls see a step some milliseconds late. Where the counter steps regularly, steps are put on the
     regular grid that the sharpest sightings lie on, and a poll between steps belongs to the step before
-    it. Otherwise a step lies midway between the polls around it. A counter that runs backwards was reset
-    (driver reload) or wrapped; see ``unwrap``.
+    it. Otherwise a step lies midway between the polls around it.
     """
     seen = find_sightings(samples)
     sharp_s = seen.middle_s[_find_sharp_sightings(seen)]
@@ -336,22 +335,28 @@ def _step_numbers(seen_s: Array, step_s: float) -> Array:
     return np.array(numbers)
 
 
-def unwrap_counter(previous_j: float, now_j: float, offset_j: float, range_j: float | None) -> tuple[float, bool]:
-    """Return the offset to add to a counter that wraps at ``range_j``, and whether it was reset instead.
+class UnwrappedCounter:
+    """Follow a counter of joules beyond the range at which it wraps.
 
-    A fall to near zero from near the top is a wrap; any other fall is a reset, after which energies
-    before and after cannot be compared.
+    A fall to near zero from near the top is a wrap. Any other fall is a reset, after which energies before and after
+    cannot be compared.
 
-    >>> unwrap_counter(4294967.0, 100.0, 0.0, 4294967.296)
-    (4294967.296, False)
-    >>> unwrap_counter(5000.0, 3.0, 0.0, 4294967.296)
-    (0.0, True)
+    >>> counter = UnwrappedCounter(4294967.296)
+    >>> counter.follow(4294967.0), counter.follow(100.0), counter.follow(3.0), counter.resets
+    (4294967.0, 4295067.296, 4294970.296, 1)
     """
-    if now_j >= previous_j:
-        return offset_j, False
-    if range_j is not None and previous_j > 0.9 * range_j and now_j < 0.1 * range_j:
-        return offset_j + range_j, False
-    return offset_j, True
+
+    def __init__(self, range_j: float | None) -> None:
+        self._range_j, self._previous_j, self._offset_j, self.resets = range_j or np.inf, 0.0, 0.0, 0
+
+    def follow(self, now_j: float) -> float:
+        """Return the counter without its wraps; NaN, a reading that failed, is passed over."""
+        if now_j < self._previous_j:
+            wrapped = self._previous_j > 0.9 * self._range_j and now_j < 0.1 * self._range_j
+            self._offset_j += self._range_j if wrapped else 0.0
+            self.resets += not wrapped
+        self._previous_j = now_j if np.isfinite(now_j) else self._previous_j
+        return now_j + self._offset_j
 
 
 def name_throttle_reasons(bits: int) -> tuple[str, ...]:

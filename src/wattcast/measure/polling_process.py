@@ -21,7 +21,7 @@ from statistics import median
 
 from wattcast.core.errors import MissingTool
 from wattcast.measure import energy_samples as layout
-from wattcast.measure.energy_samples import SampleRing, unwrap_counter
+from wattcast.measure.energy_samples import SampleRing, UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReadings, open_source
 
 FINE_S = 0.001  # between polls when the counter is about to step
@@ -59,12 +59,17 @@ class PollingPace:
             return self._period_s
         if quick or len(self._steps) < LEARNT:
             return min(self._period_s, QUICK_S)
-        usual_s = self._usual_s(now_s)
+        usual_s = self._period_s
+        if self._relaxed:
+            usual_s = min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s, self._step_s), SLOWEST_S)
         if self._lost and now_s - self._tried_s < 2.5 * self._step_s:
             return QUICK_S
         if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
             self._watching = False
-            return self._amid_s(now_s, usual_s)
+            if usual_s < 0.4 * self._step_s:
+                return usual_s
+            place = (now_s + usual_s - self._phase_s) / self._step_s  # moved between steps, to belong to one of them
+            return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
         due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was seen
         if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
             self._watching, self._tried_s, self._lost = False, now_s, True
@@ -74,41 +79,28 @@ class PollingPace:
             return FINE_S
         return due_s - EARLY_S
 
-    def _amid_s(self, now_s: float, usual_s: float) -> float:
-        """Return ``usual_s`` shifted so that the reading falls between steps, so that it belongs to one of them."""
-        if usual_s < 0.4 * self._step_s:
-            return usual_s
-        place = (now_s + usual_s - self._phase_s) / self._step_s
-        return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
-
-    def _usual_s(self, now_s: float) -> float:
-        if not self._relaxed:
-            return self._period_s
-        return min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s, self._step_s), SLOWEST_S)
-
     def _note(self, now_s: float, energy_j: float) -> None:
-        """Remember when the counter stepped, if this reading and the one before saw it closely."""
+        """Remember when the counter stepped, if this reading and the one before saw it closely.
+
+        Its period is the usual time between steps, then, more exactly, that from the first step to the latest.
+        """
         self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
         stepped = math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
         if stepped and now_s - self._read_s <= SHARP_S:
             self._phase_s, self._lost = 0.5 * (self._read_s + now_s), False
-            self._learn()
+            if len(self._steps) < LEARNT:
+                self._steps.append(self._phase_s)
+                self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
+            if len(self._steps) == LEARNT:
+                passed_s = self._phase_s - self._steps[0]
+                self._step_s = passed_s / round(passed_s / self._step_s)
         self._read_s = now_s
         self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
-
-    def _learn(self) -> None:
-        """Learn the period: the usual time between steps, then more exactly from the first step to the latest."""
-        if len(self._steps) < LEARNT:
-            self._steps.append(self._phase_s)
-            self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
-        if len(self._steps) == LEARNT:
-            passed_s = self._phase_s - self._steps[0]
-            self._step_s = passed_s / round(passed_s / self._step_s)
 
 
 def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent: int, relaxed: bool = False) -> None:
     """Read until told to stop or orphaned; never raises for what the driver does."""
-    pace, counter = PollingPace(period_s, relaxed), _Counter(source)
+    pace, counter, quickest_s = PollingPace(period_s, relaxed), UnwrappedCounter(source.energy_range_j), math.inf
     clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
     energy_due_s = clock_due_s = other_due_s = 0.0
     failed = 0  # readings in a row
@@ -118,9 +110,10 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
         energy_j, clock_hz, slow = math.nan, math.nan, SlowReadings()
         try:
             if began_s >= energy_due_s or ring.header[layout.QUICK]:
-                energy_j = counter.read_j()
-                read_s = 0.5 * (began_s + time.monotonic())
-                energy_j = counter.dated_j(energy_j, 2.0 * (read_s - began_s))
+                energy_j, took_s = counter.follow(source.energy_j()), time.monotonic() - began_s
+                read_s, quickest_s = began_s + 0.5 * took_s, min(quickest_s, took_s)
+                if took_s > min(max(TOO_LONG_S[0], 5.0 * quickest_s), TOO_LONG_S[1]):
+                    energy_j = math.nan  # a call that hung leaves open to which moment it belongs
                 energy_due_s = read_s + pace.wait_s(read_s, energy_j, bool(ring.header[layout.QUICK]))
             if began_s >= clock_due_s:
                 clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
@@ -149,32 +142,6 @@ def _sleep_until(due_s: float, ring: SampleRing) -> None:
     while left_s > 0.0 and not ring.header[layout.STOP] and bool(ring.header[layout.QUICK]) == quick:
         time.sleep(min(left_s, WAKE_S))
         left_s = due_s - time.monotonic()
-
-
-class _Counter:
-    """The source's energy counter without its wraps."""
-
-    def __init__(self, source: EnergySource) -> None:
-        self._source = source
-        self._offset_j = self._previous_j = 0.0
-        self._quickest_s = math.inf
-        self.resets = 0
-
-    def read_j(self) -> float:
-        now_j = self._source.energy_j()
-        if math.isfinite(now_j):
-            self._offset_j, reset = unwrap_counter(
-                self._previous_j, now_j, self._offset_j, self._source.energy_range_j
-            )
-            self._previous_j = now_j
-            self.resets += reset
-        return now_j + self._offset_j
-
-    def dated_j(self, energy_j: float, took_s: float) -> float:
-        """Return the reading, or NaN where a hanging call leaves open to which moment it belongs."""
-        self._quickest_s = min(self._quickest_s, took_s)
-        usual_s, longest_s = TOO_LONG_S
-        return energy_j if took_s <= min(max(usual_s, 5.0 * self._quickest_s), longest_s) else math.nan
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import parse_amount
 from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu
-from wattcast.measure.energy_samples import name_throttle_reasons, unwrap_counter
+from wattcast.measure.energy_samples import UnwrappedCounter, name_throttle_reasons
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings, open_source
 from wattcast.predictor.prediction import Prediction
 from wattcast.web.worker_pool import HEADER_S, is_known_host, known_hosts, open_socket
@@ -72,8 +72,9 @@ class WatchedCard:
     _last: MetricsReading | None = field(default=None, repr=False)
     _reader: threading.Thread | None = field(default=None, repr=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _offset_j: float = 0.0
-    _previous_j: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._counter = UnwrappedCounter(self.source.energy_range_j)
 
     def look(self, until_s: float | None = None) -> MetricsReading:
         """Return the latest reading, or a fresh one when that is due, and none where the driver does not answer.
@@ -110,17 +111,13 @@ class WatchedCard:
         now_s = self.now()
         self.readings += 1
         try:
-            now_j = self.source.energy_j()
-            if math.isfinite(now_j):
-                limit_j = self.source.energy_range_j
-                self._offset_j, _ = unwrap_counter(self._previous_j, now_j, self._offset_j, limit_j)
-                self._previous_j = now_j
+            energy_j = self._counter.follow(self.source.energy_j())
             clock_hz, slow = self.source.sm_clock_hz(), self.source.slow()
         except ReadError as error:
             self.errors += 1
             self._last = MetricsReading(now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost)
             return
-        reading = MetricsReading(now_s, now_j + self._offset_j, clock_hz, slow, idle=False)
+        reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
         self._last = replace(reading, idle=IDLE_REASON in reading.reasons)
 
 
