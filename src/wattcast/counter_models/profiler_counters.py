@@ -179,7 +179,15 @@ def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: s
 
 def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array]]:
     """Read the launches and every metric of an Nsight Compute CSV export in base units (shares 0 to 1)."""
-    data = _import_report(path) if path.suffix == ".ncu-rep" else read_bytes(path, _MAX_BYTE)
+    data = read_bytes(path, _MAX_BYTE)
+    if path.suffix == ".ncu-rep":  # readable by ncu alone
+        command = [find_ncu(), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
+        ended = subprocess.run(command, capture_output=True, timeout=600.0, check=False)
+        data = ended.stdout
+        if ended.returncode != 0:
+            raise bad_value(
+                path.name, "a report that ncu --import reads", clip_text(data.decode(errors="replace"), 200)
+            )
     text = data.decode("utf-8", "replace")
     start = next((i for i, line in enumerate(text.splitlines()) if line.lstrip('"').startswith("ID")), None)
     if start is None:
@@ -209,17 +217,6 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array
             values.setdefault(name, {})[kernel] = _read_value(cell, unit, f"{where}: {name}")
     whole = {n: v for n, v in values.items() if len(v) == len(kernels)}  # a metric that a kernel lacks is not used
     return tuple(kernels.values()), {n: np.array([v[k] for k in kernels]) for n, v in whole.items()}
-
-
-def _import_report(path: Path) -> bytes:
-    """Return a report of Nsight Compute as CSV; the file itself is readable by ncu alone."""
-    read_bytes(path, _MAX_BYTE)  # a missing or too large file is said first
-    command = [find_ncu(), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
-    ended = subprocess.run(command, capture_output=True, timeout=600.0, check=False)
-    if ended.returncode != 0:
-        said = clip_text(ended.stdout.decode(errors="replace"), 200)
-        raise bad_value(path.name, "a report that ncu --import reads", said)
-    return ended.stdout
 
 
 def _read_configuration(header: list[str], row: list[str]) -> LaunchKey:

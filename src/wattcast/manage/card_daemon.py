@@ -21,16 +21,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, Queue
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
-from wattcast.core.records import dataclass, field
+from wattcast.core.records import dataclass
 from wattcast.manage import card_notes
 from wattcast.manage.card_notes import CardNote, CardSettings, Range, RefusedKnob
 
@@ -91,44 +91,42 @@ class DaemonScope:
     locked_hz: float | None = None  # the administrator's own lock, which the driver does not tell
 
 
-@dataclass
-class _CardJob:
-    request: DaemonRequest
-    client: int  # 0: the daemon itself
-    who: str
-    done: Queue[DaemonReply] = field(default_factory=Queue)
-
-
-class CardKeeper(threading.Thread):
-    """Own one card. All its calls to the driver are made here, one after another."""
+class CardKeeper:
+    """Own one card. All its calls to the driver are made by one thread, one after another."""
 
     def __init__(self, open_card: Callable[[], NvmlCard], scope: DaemonScope, say: Callable[[str], None]) -> None:
-        super().__init__(daemon=True)
         self._open, self._scope, self._say = open_card, scope, say
         self._card: NvmlCard | None = open_card()
         self.uuid, self.card_name = self._card.uuid, self._card.name
         self._lock = card_notes.lock_card(self.uuid)
-        self._jobs: Queue[_CardJob | None] = Queue()
+        self._driver = ThreadPoolExecutor(1)
+        self._tending: Future[None] | None = None
         self._note = card_notes.take_over_note(self.uuid, say)
         self._client, self._who, self._heard_s = 0, "", 0.0
         self._trouble, self._retry_s = "", 0.0
         if self._note is not None:
             self._trouble = f"left by {self._note.holder}"
 
-    def ask(self, request: DaemonRequest, client: int = 0, who: str = "the daemon") -> DaemonReply:
-        """Have a request carried out and return the answer."""
-        job = _CardJob(request, client, who)
-        self._jobs.put(job)
+    def ask(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
+        """Have a request of a client carried out and return the answer."""
         try:
-            return job.done.get(timeout=ANSWER_S)
-        except Empty:
+            return self._driver.submit(self._answer, request, client, who).result(ANSWER_S)
+        except TimeoutError:
             return DaemonReply(False, f"{self.card_name}: the driver does not answer.")
 
+    def tend(self) -> None:
+        """Have the card given back where its client is silent, or where that failed before; call it often."""
+        if self._tending is None or self._tending.done():
+            self._tending = self._driver.submit(self._look_after)
+
     def stop(self) -> str:
-        """Give the card back, end the thread and say what went wrong, if anything."""
-        self._jobs.put(None)
-        self.join(ANSWER_S)
-        return self._trouble or ("the driver does not answer" if self.is_alive() else "")
+        """Give the card back and say what went wrong, if anything."""
+        try:
+            self._driver.submit(self._give_back, "the daemon ends").result(ANSWER_S)
+        except TimeoutError:
+            return self._trouble or "the driver does not answer"
+        os.close(self._lock)
+        return self._trouble
 
     @property
     def status(self) -> CardStatus:
@@ -137,56 +135,49 @@ class CardKeeper(threading.Thread):
         now, before = (note.now, note.before) if note is not None else (CardSettings(), None)
         return CardStatus(self.uuid, self.card_name, self._who, now, before, self._trouble)
 
-    def run(self) -> None:
-        while True:
-            now_s = time.monotonic()
-            if self._client and now_s - self._heard_s > SILENT_S:
-                self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
-            elif self._trouble and now_s >= self._retry_s:
-                self._give_back(self._trouble)
-            try:
-                job = self._jobs.get(timeout=0.2)
-            except Empty:
-                continue
-            if job is None:
-                self._give_back("the daemon ends")
-                os.close(self._lock)
-                return
-            try:
-                reply = self._carry_out(job)
-            except RefusedKnob as error:
-                reply = DaemonReply(False, str(error), error.knob, error.allowed)
-            except WattcastError as error:
-                reply = DaemonReply(False, str(error))
-                if isinstance(error, MissingTool):
-                    self._card = None  # a driver that hung is asked anew through a connection of its own
-            if job.client == self._client:
-                self._heard_s = time.monotonic()
-            job.done.put(reply)
+    def _look_after(self) -> None:
+        now_s = time.monotonic()
+        if self._client and now_s - self._heard_s > SILENT_S:
+            self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
+        elif self._trouble and now_s >= self._retry_s:
+            self._give_back(self._trouble)
 
-    def _carry_out(self, job: _CardJob) -> DaemonReply:
-        op = job.request.op
+    def _answer(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
+        try:
+            reply = self._carry_out(request, client, who)
+        except RefusedKnob as error:
+            reply = DaemonReply(False, str(error), error.knob, error.allowed)
+        except WattcastError as error:
+            reply = DaemonReply(False, str(error))
+            if isinstance(error, MissingTool):
+                self._card = None  # a driver that hung is asked anew through a connection of its own
+        if client == self._client:
+            self._heard_s = time.monotonic()
+        return reply
+
+    def _carry_out(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
+        op = request.op
         if op == "restore":
-            return self._give_back(f"{job.who} asked for it")
+            return self._give_back(f"{who} asked for it")
         if op == "read":
             card = self._reach_card()
             power_w = float(card.read().power_w)
             return DaemonReply(True, power_w=power_w if math.isfinite(power_w) else None, limits_w=card.limits_w())
         if op == "claim":
-            if self._client not in (0, job.client):
+            if self._client not in (0, client):
                 raise Refused(f"{self.card_name} is held by {self._who}. Wait for it, or end it.")
             if self._trouble:
                 raise Refused(f"{self.card_name} has not back what it had ({self._trouble}). Nothing was set.")
-            self._client, self._who = job.client, job.who
+            self._client, self._who = client, who
             return DaemonReply(True, cards=(self.status,))
         if op == "release" and self._trouble and not self._client:
             return self._give_back("")  # once more, to say what is wrong
-        if job.client != self._client:
+        if client != self._client:
             raise Refused(f"{self.card_name} is not held by you: it was given back, or never claimed.")
         if op == "release":
             return self._give_back("")
         if op == "set":
-            self._set_knobs(job.request)
+            self._set_knobs(request)
         return DaemonReply(True, cards=(self.status,))
 
     def _set_knobs(self, wanted: DaemonRequest) -> None:
@@ -258,9 +249,11 @@ class DaemonServer:
         self._listener.listen(MOST_CLIENTS)
 
     def serve(self, stopped: Callable[[], bool]) -> None:
-        """Accept clients, one thread each."""
+        """Accept clients, one thread each, and tend to the cards meanwhile."""
         number = 0
         while not stopped():
+            for keeper in self._keepers.values():
+                keeper.tend()
             if select.select([self._listener], [], [], 0.2)[0]:
                 connection, _ = self._listener.accept()
                 number += 1
@@ -318,8 +311,6 @@ def serve_cards(
     """Serve until ``stopped``; every card is given back on the way out. Return REFUSED where one did not take it."""
     card_notes.prepare_folder()
     keepers = [CardKeeper(open_card, scope, say) for open_card in open_cards]
-    for keeper in keepers:
-        keeper.start()
     DaemonServer(path, group, keepers).serve(stopped)
     troubles = [f"{keeper.card_name}: {why}" for keeper in keepers if (why := keeper.stop())]
     for trouble in troubles:

@@ -57,7 +57,7 @@ class DaemonLink:
         self._socket.close()
 
     def ask(self, request: DaemonRequest) -> DaemonReply:
-        """Send a request and return the answer. ``DaemonLost`` when there is none."""
+        """Send a request and return the answer. ``DaemonLost`` when there is none, ``Refused`` when it is no."""
         try:
             self._socket.sendall(msgspec.json.encode(request) + b"\n")
             while b"\n" not in self._rest:
@@ -68,7 +68,10 @@ class DaemonLink:
         except OSError as error:
             raise DaemonLost(f"the daemon does not answer ({error}).") from None
         line, self._rest = self._rest.split(b"\n", 1)
-        return msgspec.json.decode(line, type=DaemonReply)
+        reply = msgspec.json.decode(line, type=DaemonReply)
+        if not reply.ok:
+            raise RefusedKnob(reply.knob, reply.say, reply.allowed) if reply.knob else Refused(reply.say)
+        return reply
 
     def status(self) -> tuple[CardStatus, ...]:
         """Return how all cards of the daemon stand."""
@@ -110,10 +113,8 @@ class DaemonCard:
                 raise Refused(f"{left} The reason: {error}") from None
 
     def _ask_daemon(self, op: Any, **values: float | None) -> None:
-        reply = self._link.ask(DaemonRequest(op, self.uuid, **values))
+        self._link.ask(DaemonRequest(op, self.uuid, **values))
         self._asked_s = time.monotonic()
-        if not reply.ok:
-            raise RefusedKnob(reply.knob, reply.say, reply.allowed) if reply.knob else Refused(reply.say)
 
 
 def await_restoration(uuid: str, seconds: float = RETURN_S) -> None:
@@ -273,9 +274,12 @@ def restore_cards(uuid: str | None, socket_path: Path | None, say: Callable[[str
         with closing(DaemonLink(socket_path or SOCKET)) as link:
             changed = [c.uuid for c in link.status() if c.before is not None or c.trouble or c.holder]
             for one in [uuid] if uuid else changed:
-                reply = link.ask(DaemonRequest("restore", one))
-                troubles += [] if reply.ok else [reply.say]
-                say(f"{one}: " + ("has back what it had" if reply.ok else reply.say))
+                try:
+                    link.ask(DaemonRequest("restore", one))
+                    say(f"{one}: has back what it had")
+                except Refused as error:
+                    troubles.append(str(error))
+                    say(f"{one}: {error}")
             if not changed:
                 say("no card is changed.")
     except MissingTool:

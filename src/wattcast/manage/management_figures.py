@@ -6,7 +6,7 @@ of the paper's card alone, are drawn by ``studies/hd7970_figures.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from wattcast.manage.search_problem import Objective
 from wattcast.report.figure_style import FigureMaker, add_caption, new_axes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOUR = {  # of Okabe and Ito (2008), one per policy everywhere
@@ -41,17 +40,6 @@ COMPARED = (PolicyName.COARSE, PolicyName.PREDICTIVE, PolicyName.HARMONIA, Polic
 GREY = "#999999"
 
 
-def _draw_grouped_bars(axes: Axes, names: Sequence[str], series: Mapping[PolicyName, Sequence[float]]) -> None:
-    """Draw bars in percent, side by side for each name, one colour per policy."""
-    width = 0.8 / len(series)
-    for i, (policy, values) in enumerate(series.items()):
-        x = np.arange(len(names)) + width * (i - 0.5 * (len(series) - 1))
-        axes.bar(x, np.multiply(100, values), width, label=str(policy), color=COLOUR[policy])
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.axhline(0.0, color="black", lw=0.5)
-    axes.legend(frameon=False)
-
-
 def draw_gains(
     comparison: PolicyComparison, field: str, label: str, source: str, wanted: Sequence[PolicyName] = COMPARED
 ) -> Figure:
@@ -64,14 +52,16 @@ def draw_gains(
     without, means = STRESS_APPLICATIONS, dict[str, tuple[str, ...]]({"geo. mean": ()})
     if set(without) & set(applications):
         means["geo. mean 2"] = without
-    values = {
-        policy: [o.shares[field] for o in rows]
-        + [geometric_mean_gain(rows, left_out, field) for left_out in means.values()]
-        for policy, rows in outcomes.items()
-    }
-    names = [*applications, *means]
+    names, width = [*applications, *means], 0.8 / len(outcomes)
     figure, axes = new_axes(max(7.0, 0.6 * len(names)), 4.2)
-    _draw_grouped_bars(axes, names, values)
+    for i, (policy, rows) in enumerate(outcomes.items()):
+        values = [o.shares[field] for o in rows]
+        values += [geometric_mean_gain(rows, left_out, field) for left_out in means.values()]
+        x = np.arange(len(names)) + width * (i - 0.5 * (len(outcomes) - 1))
+        axes.bar(x, np.multiply(100, values), width, label=str(policy), color=COLOUR[policy])
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.axhline(0.0, color="black", lw=0.5)
+    axes.legend(frameon=False)
     axes.set_ylabel(label)
     said = f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(means) > 1 else source
     return add_caption(figure, said)

@@ -98,10 +98,6 @@ class Lattice:
         return int(np.prod(self.shape))
 
     @cached_property
-    def _strides(self) -> tuple[int, ...]:
-        return tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
-
-    @cached_property
     def top(self) -> Settings:
         """Return the setting with every knob at its highest level."""
         return tuple(n - 1 for n in self.shape)
@@ -113,7 +109,7 @@ class Lattice:
 
     def flat_index(self, settings: Settings) -> int:
         """Return the position of a setting in flat tables, where the last knob varies fastest."""
-        return sum(level * stride for level, stride in zip(settings, self._strides, strict=True))
+        return int(np.ravel_multi_index(settings, self.shape))
 
     def settings_at(self, index: int) -> Settings:
         """Return the setting at a position of flat tables."""

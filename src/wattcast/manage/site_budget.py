@@ -19,7 +19,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import Refused, WattcastError, bad_value
 from wattcast.core.records import dataclass
-from wattcast.manage.card_daemon import SILENT_S, DaemonReply, DaemonRequest
+from wattcast.manage.card_daemon import SILENT_S, DaemonRequest
 from wattcast.manage.daemon_client import DaemonLink
 
 HELD_DOWN = 0.95  # of its limit, from which a card would draw more if it might
@@ -104,30 +104,23 @@ class SiteNode:
     """Reach the GPUs of one node through its daemon, and connect anew when it was lost."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._link = path, DaemonLink(path)
-        self.uuids = [card.uuid for card in self._link.status()]
+        self._path, self.link = path, DaemonLink(path)
+        self.uuids = [card.uuid for card in self.link.status()]
         self._claim_cards()
 
     def _claim_cards(self) -> None:
         for uuid in self.uuids:
-            self.ask(DaemonRequest("claim", uuid))
+            self.link.ask(DaemonRequest("claim", uuid))
 
     def close(self) -> None:
         """Give all GPUs back."""
-        self._link.close()
-
-    def ask(self, request: DaemonRequest) -> DaemonReply:
-        """Send a request; an answer of another client's, or none, raises ``WattcastError``."""
-        reply = self._link.ask(request)
-        if not reply.ok:
-            raise Refused(reply.say)
-        return reply
+        self.link.close()
 
     def reconnect(self) -> bool:
         """Try to reach the node again; its GPUs then have their safe shares."""
-        self._link.close()
+        self.link.close()
         try:
-            self._link = DaemonLink(self._path)
+            self.link = DaemonLink(self._path)
             self._claim_cards()
         except WattcastError:
             return False
@@ -151,7 +144,7 @@ def coordinate_site(
         cards = [(node, uuid) for node in reached for uuid in node.uuids]
         gpus = []
         for node, uuid in cards:
-            limits_w = node.ask(DaemonRequest("read", uuid)).limits_w
+            limits_w = node.link.ask(DaemonRequest("read", uuid)).limits_w
             if limits_w is None:
                 raise Refused(f"{uuid} does not tell its power limit, so that it cannot share a budget.")
             gpus.append(SiteGpu(uuid, limits_w[0], limits_w[2], priorities.get(uuid, 0)))
@@ -160,7 +153,7 @@ def coordinate_site(
         def set_limit(i: int, watts: float) -> bool:
             node, uuid = cards[i]
             try:
-                return node.ask(DaemonRequest("set", uuid, limit_w=watts)).ok
+                return node.link.ask(DaemonRequest("set", uuid, limit_w=watts)).ok
             except WattcastError as error:
                 say(f"{uuid}: {error}")
                 return False
@@ -171,8 +164,8 @@ def coordinate_site(
             drawn: dict[int, float] = {}
             for i, (node, uuid) in enumerate(cards):
                 try:
-                    power_w = node.ask(DaemonRequest("read", uuid)).power_w
-                    node.ask(DaemonRequest("beat", uuid))
+                    power_w = node.link.ask(DaemonRequest("read", uuid)).power_w
+                    node.link.ask(DaemonRequest("beat", uuid))
                 except WattcastError as error:
                     say(f"{uuid}: {error}")
                     if node.reconnect():

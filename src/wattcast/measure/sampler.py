@@ -74,7 +74,19 @@ class Sampler:
             text=True,
             start_new_session=True,
         )
-        self._await_first(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        assert self._process.stdout is not None
+        while self.head == 0:
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                said, why = self._process.stdout.readline() if ended else "", ""
+                self.stop()
+                with contextlib.suppress(ValueError):
+                    why = str(json.loads(said).get("missing", ""))
+                raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
+            time.sleep(0.005)
+        plain = json.loads(self._process.stdout.readline())
+        self.identity = DeviceIdentity(**{**plain, "notes": tuple(plain["notes"])})
 
     def stop(self) -> None:
         """End the polling process; kills it when it does not listen."""
@@ -152,23 +164,6 @@ class Sampler:
         if self._ring is None:
             return np.empty((0, len(COLUMNS))), 0
         return self._ring.read(max(mark, 0))
-
-    def _await_first(self, timeout_s: float) -> None:
-        assert self._process is not None
-        assert self._ring is not None
-        deadline = time.monotonic() + timeout_s
-        while self.head == 0:
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                said, why = self._process.stdout.readline() if ended and self._process.stdout else "", ""
-                self.stop()
-                with contextlib.suppress(ValueError):
-                    why = str(json.loads(said).get("missing", ""))
-                raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
-            time.sleep(0.005)
-        assert self._process.stdout is not None
-        plain = json.loads(self._process.stdout.readline())
-        self.identity = DeviceIdentity(**{**plain, "notes": tuple(plain["notes"])})
 
 
 @dataclass(frozen=True)

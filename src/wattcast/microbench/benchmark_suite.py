@@ -37,8 +37,14 @@ def list_benchmarks() -> tuple[Benchmark, ...]:
             settings = _put_value(line, n)
             if "part" in settings:
                 parts[settings["part"]] = _make_unit(**settings["unit"])
-            else:
-                made.append(_make_benchmark(settings, parts))
+                continue
+            used = []  # a unit of its own, under its name, named parts, or both
+            if "unit" in settings:
+                used.append((_make_unit(**{"name": settings["name"]} | settings.pop("unit")), settings.pop("steps")))
+            used += [(parts[part], steps) for part, steps in settings.pop("parts", {}).items()]
+            if "ring" in settings:
+                settings["at"] = settings["ring"][0] * settings["ring"][1]  # nodes and stride
+            made.append(Benchmark(parts=tuple(used), **settings))
     return tuple(made)
 
 
@@ -59,18 +65,6 @@ def _put_value(line: Any, n: int | float | str) -> Any:
     if line == "{n}":
         return n
     return line.replace("{n}", str(n)) if isinstance(line, str) else line
-
-
-def _make_benchmark(settings: Plain, known: dict[str, BenchUnit]) -> Benchmark:
-    """Make a benchmark of a unit of its own, under its name, of named parts, or of both."""
-    name, parts = settings["name"], []
-    if "unit" in settings:
-        parts.append((_make_unit(**{"name": name} | settings.pop("unit")), settings.pop("steps")))
-    parts += [(known[part], steps) for part, steps in settings.pop("parts", {}).items()]
-    if "ring" in settings:
-        nodes, stride = settings["ring"]
-        settings["at"] = nodes * stride
-    return Benchmark(parts=tuple(parts), **settings)
 
 
 def _make_unit(make: str, counted: Plain | None = None, period: int = 0, **options: Any) -> BenchUnit:

@@ -274,8 +274,15 @@ _LIKENESS: tuple[tuple[bool, Callable[[RunPart], object]], ...] = (
 def _compare_parts(
     a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, energy: bool
 ) -> PartDifference:
-    if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:
-        return _compare_lone_part(a, b, left, right, energy)
+    if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:  # all of it is the difference
+        part = left or right
+        assert part is not None
+        from_s, from_j = (left.seconds, left.joules or 0.0) if left else (0.0, 0.0)
+        to_s, to_j = (right.seconds, right.joules or 0.0) if right else (0.0, 0.0)
+        lone_j = {ONLY: to_j - from_j} if energy else {}
+        lone_w = {ONLY: to_j / b.latency_s - from_j / a.latency_s} if energy else {}
+        name = f"{part.name} ({'only in A' if right is None else 'only in B'})"
+        return PartDifference(name, part.family, left, right, {ONLY: to_s - from_s}, lone_j, lone_w)
     # the reported clock: the mean effective one would move with the mix of operators
     paced = {CLOCK: a.clock_hz / b.clock_hz} if a.clock_hz and b.clock_hz else {}
     calls = right.calls / left.calls
@@ -290,19 +297,6 @@ def _compare_parts(
     share = (right.seconds / b.latency_s) / (left.seconds / a.latency_s)
     watts = split_difference(left.joules / a.latency_s, right.joules / b.latency_s, {SHARE: share, POWER: running})
     return PartDifference(name, left.family, left, right, latency, joules, watts)
-
-
-def _compare_lone_part(
-    a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, known: bool
-) -> PartDifference:
-    """Return work that one run does not have: all of it is the difference."""
-    part = left or right
-    assert part is not None
-    (from_s, from_j), (to_s, to_j) = ((of.seconds, of.joules or 0.0) if of else (0.0, 0.0) for of in (left, right))
-    mark = "only in A" if right is None else "only in B"
-    energy = {ONLY: to_j - from_j} if known else {}
-    power = {ONLY: to_j / b.latency_s - from_j / a.latency_s} if known else {}
-    return PartDifference(f"{part.name} ({mark})", part.family, left, right, {ONLY: to_s - from_s}, energy, power)
 
 
 def _compare_modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], dict[str, float]]:

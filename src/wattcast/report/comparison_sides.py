@@ -349,7 +349,18 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
         "b": _side_to_plain(found.b),
         "difference": {column: getattr(found.b, column) - getattr(found.a, column) for _, column, _ in _QUANTITIES},
         "terms": {column: getattr(found, column) for _, column, _ in _QUANTITIES},
-        "operators": [_pair_to_plain(pair) for pair in found.operators],
+        "operators": [
+            {
+                **take_fields(pair, "name", "family"),
+                "calls": [part.calls if part else 0.0 for part in (pair.a, pair.b)],
+                "seconds": [part.seconds if part else 0.0 for part in (pair.a, pair.b)],
+                "latency_s": pair.total_s,
+                "energy_j": pair.total_j if pair.energy_j else None,
+                "power_w": pair.total_w if pair.power_w else None,
+                "terms": take_fields(pair, "latency_s", "energy_j", "power_w"),
+            }
+            for pair in found.operators
+        ],
         "idle_gaps": {"latency_s": found.b.gap_s - found.a.gap_s} if found.operators else None,
         "modules": [{"name": n, "power_w": found.module_w[n], "energy_j": found.module_j[n]} for n in found.module_w],
         "notes": list(dict.fromkeys(found.notes)),
@@ -361,19 +372,6 @@ def _side_to_plain(side: RunSummary) -> dict[str, Any]:
         **take_fields(side, "name", "measured", "latency_s", "power_w", "energy_j", "clock_hz"),
         "effective_clock_hz": side.effective_hz,
         "idle_gaps_s": side.gap_s if side.parts else None,
-    }
-
-
-def _pair_to_plain(pair: PartDifference) -> dict[str, Any]:
-    sides = (pair.a, pair.b)
-    return {
-        **take_fields(pair, "name", "family"),
-        "calls": [part.calls if part else 0.0 for part in sides],
-        "seconds": [part.seconds if part else 0.0 for part in sides],
-        "latency_s": pair.total_s,
-        "energy_j": pair.total_j if pair.energy_j else None,
-        "power_w": pair.total_w if pair.power_w else None,
-        "terms": take_fields(pair, "latency_s", "energy_j", "power_w"),
     }
 
 

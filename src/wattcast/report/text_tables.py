@@ -111,8 +111,19 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     sure = judge_confidence(p)
     lines = (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), prediction_json.support_line(p))
     print_answers(console, prediction_json.title_of(p), lines)
-    console.print(_tabulate_modules(p))
-    console.print(_tabulate_operators(p, None if details else FEW_OPS))
+    rows = new_table("power of one GPU", "", "share", "busy")
+    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
+        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
+        watts = float(module.power_w)
+        rows.add_row(module.name, show(watts, "W", 2), f"{watts / float(p.power_w):.0%}", busy)
+    console.print(rows)
+    rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
+    for share in p.rank_ops(None if details else FEW_OPS):
+        seconds, watts, joules = float(share.latency_s), float(share.power_w), float(share.energy_j)
+        time = show(seconds, "s", 2), f"{seconds / float(p.latency_s):.0%}"
+        energy = show(joules, "J", 2), f"{joules / float(p.energy_j):.0%}"
+        rows.add_row(escape(str(share.op)), str(share.count), *time, show(watts, "W", 2), *energy)
+    console.print(rows)
     if details:
         console.print(_tabulate_totals(p))
     notes = rank_assumptions(p)
@@ -138,25 +149,6 @@ def _tabulate_totals(p: Prediction) -> Table:
     rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
     origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
     rows.add_row("coefficients", str(p.status), escape(origin))
-    return rows
-
-
-def _tabulate_modules(p: Prediction) -> Table:
-    rows = new_table("power of one GPU", "", "share", "busy")
-    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
-        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
-        watts = float(module.power_w)
-        rows.add_row(module.name, show(watts, "W", 2), f"{watts / float(p.power_w):.0%}", busy)
-    return rows
-
-
-def _tabulate_operators(p: Prediction, most: int | None) -> Table:
-    rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
-    for share in p.rank_ops(most):
-        seconds, watts, joules = float(share.latency_s), float(share.power_w), float(share.energy_j)
-        time = show(seconds, "s", 2), f"{seconds / float(p.latency_s):.0%}"
-        energy = show(joules, "J", 2), f"{joules / float(p.energy_j):.0%}"
-        rows.add_row(escape(str(share.op)), str(share.count), *time, show(watts, "W", 2), *energy)
     return rows
 
 

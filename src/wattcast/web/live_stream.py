@@ -130,8 +130,11 @@ class CardFeed:
                 fresh = [p for p in read_points(recent, origin_s, base_j) if p["time_s"] > sent_s]
                 sent_s = fresh[-1]["time_s"] if fresh else sent_s
                 yield fresh
-        finally:
-            self._leave()
+        finally:  # without waiting, since whoever leaves may be a cancelled task
+            self._watchers -= 1
+            if self._watchers == 0 and self._sampler is not None:
+                sampler, self._sampler = self._sampler, None
+                threading.Thread(target=sampler.stop, daemon=True).start()
 
     async def _join(self) -> Sampler:
         async with self._starting:
@@ -146,13 +149,6 @@ class CardFeed:
                 self._sampler = sampler
                 self.about.device = f"{sampler.identity.name}, driver {sampler.identity.driver or 'unknown'}"
             return self._sampler
-
-    def _leave(self) -> None:
-        """Leave without waiting, since whoever leaves may be a cancelled task."""
-        self._watchers -= 1
-        if self._watchers == 0 and self._sampler is not None:
-            sampler, self._sampler = self._sampler, None
-            threading.Thread(target=sampler.stop, daemon=True).start()
 
 
 def recorded_feed(path: Path | None = None) -> ReplayFeed:

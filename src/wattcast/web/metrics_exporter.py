@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from socketserver import ThreadingMixIn
-from typing import Any, TypeAlias
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from wattcast.core.errors import MissingTool
@@ -189,9 +189,6 @@ def model_workload(
     return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), *at_best)
 
 
-MetricRows: TypeAlias = list[tuple[list[str], float]]
-MetricFamily: TypeAlias = tuple[str, str, str, list[str], MetricRows]  # name, kind, text, labels, rows
-
 MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], float]]] = {
     "power_watts": ("gauge", "Measured board power", lambda c, r: r.power_w),
     "memory_power_watts": ("gauge", "Measured memory power", lambda c, r: r.slow.memory_w),
@@ -237,29 +234,25 @@ class MetricsCollector:
         """Yield all metrics, cards first."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        make = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-        for name, kind, text, labels, rows in (*self._measured(), *self._predicted()):
-            family = make[kind](name, text, labels=labels)
+        def make(kind: str, name: str, text: str, labels: list[str], rows: list[tuple[list[str], float]]) -> Any:
+            family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[kind](name, text, labels=labels)
             for values, number in rows:
                 if math.isfinite(number):  # absent is not zero
                     family.add_metric(values, number)
-            yield family
+            return family
 
-    def _measured(self) -> Iterator[MetricFamily]:
         names = ["device", "uuid", "name"]
         cards, until_s = list(self._cards), time.monotonic() + self._wait_s
         for card in cards:
             card.start_reading()
         seen = [([str(c.index), c.identity.uuid, c.identity.name], c, c.look(until_s)) for c in cards]
         for name, (kind, text, pick) in MEASURED.items():
-            yield f"wattcast_{name}", kind, text, names, [(labels, float(pick(c, r))) for labels, c, r in seen]
+            yield make(kind, f"wattcast_{name}", text, names, [(labels, float(pick(c, r))) for labels, c, r in seen])
         held = [([*labels, reason], float(reason in r.reasons)) for labels, _, r in seen for reason in REASONS]
-        yield "wattcast_clock_held", "gauge", "1 while this holds the clock down", [*names, "reason"], held
-
-    def _predicted(self) -> Iterator[MetricFamily]:
-        for name, (text, pick) in PREDICTED.items():
-            rows = [([m.prediction.name, m.prediction.gpu], float(pick(m))) for m in self._workloads]
-            yield f"wattcast_model_{name}", "gauge", text, ["workload", "gpu"], rows
+        yield make("gauge", "wattcast_clock_held", "1 while this holds the clock down", [*names, "reason"], held)
+        for name, (text, choose) in PREDICTED.items():
+            rows = [([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self._workloads]
+            yield make("gauge", f"wattcast_model_{name}", text, ["workload", "gpu"], rows)
 
 
 def make_registry(

@@ -295,7 +295,9 @@ def _run_child(request: EngineRequest, model: EngineModel, child: Any, left_s: f
         counts["models"] += 1
         return
     reason = reason if code is None else f"ended with code {code}"
-    tail = _log_tail(request.out / "engine.log")
+    log = request.out / "engine.log"
+    text = log.read_bytes()[-20_000:].decode(errors="replace").replace("\r", "\n") if log.exists() else ""
+    tail = [line[:300] for line in text.splitlines() if line.strip()][-25:]
     counts["models broken off"] += 1
     failed = {"id": f"{model.name}/failed", "kind": "failed", "model": model.name, "rows": found}
     rows.append(failed | {"error": f"{reason}; {' | '.join(tail[-6:])}"[:2000]})
@@ -327,15 +329,6 @@ def _end_child(child: Any) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         child.wait(10.0)
-
-
-def _log_tail(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    with path.open("rb") as stream:
-        stream.seek(max(path.stat().st_size - 20_000, 0))
-        text = stream.read().decode(errors="replace").replace("\r", "\n")
-    return [line[:300] for line in text.splitlines() if line.strip()][-25:]
 
 
 def request_campaign(

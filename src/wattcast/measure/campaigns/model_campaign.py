@@ -142,13 +142,19 @@ class BuiltModel:
 
 
 def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None) -> BuiltModel:
-    """Build the module of a row with random weights; ``dims`` makes it smaller for a test."""
-    config, kind = _make_config(dims or find_dims(spec.model), spec, _import_transformers())
+    """Build the module of a row with random weights, by ``model_classes.jsonl``; ``dims`` makes it smaller."""
+    dims, transformers = dims or find_dims(spec.model), _import_transformers()
+    lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
+    known = next(line for line in lines if line["architecture"] == dims.architecture)
+    sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get("fixed", {})
+    if dims.architecture == "resnet":
+        sizes["depths"] = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
+    kind = known["class"] if spec.phase != "train" else known.get("training_class") or known["class"]
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(torch, spec.dtype))
     try:
         with torch.device(device):
-            module = getattr(_import_transformers(), kind)(config)
+            module = getattr(transformers, kind)(getattr(transformers, known["config"])(**sizes))
     finally:
         torch.set_default_dtype(before)
     module = module.train() if spec.phase == "train" else module.eval()
@@ -211,17 +217,6 @@ def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -
     if dims.architecture == "bert":
         return given
     return given | ({"use_cache": False} if spec.phase == "train" else {"use_cache": True, "logits_to_keep": 1})
-
-
-def _make_config(dims: ModelDims, spec: ModelRunSpec, transformers: Any) -> tuple[Any, str]:
-    """Return the configuration and the name of the class in transformers, by ``model_classes.jsonl``."""
-    lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
-    known = next(line for line in lines if line["architecture"] == dims.architecture)
-    sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get("fixed", {})
-    if dims.architecture == "resnet":
-        sizes["depths"] = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
-    kind: str = known["class"] if spec.phase != "train" else known.get("training_class") or known["class"]
-    return getattr(transformers, known["config"])(**sizes), kind
 
 
 def _import_transformers() -> Any:
