@@ -69,7 +69,7 @@ def adds_up(found: RunComparison) -> None:
         wanted = getattr(b, column) - getattr(a, column)
         assert sum(getattr(found, column).values()) == pytest.approx(wanted, rel=1e-9, abs=1e-9 * scale)
     if found.operators:
-        by_operator = sum(pair.total_s for pair in found.operators) + b.gap_s - a.gap_s
+        by_operator = sum(pair.total("latency_s") for pair in found.operators) + b.gap_s - a.gap_s
         assert by_operator == pytest.approx(b.latency_s - a.latency_s, rel=1e-9, abs=1e-9 * b.latency_s)
     if found.module_w:
         assert sum(found.module_w.values()) == pytest.approx(b.power_w - a.power_w, abs=1e-6)

@@ -75,16 +75,6 @@ class Objective:
         """Return the logarithm of the power cap; infinite where there is none."""
         return math.inf if self.cap_w is None else math.log(self.cap_w)
 
-    def log_time_limits(self, log_reference: float | None) -> list[float]:
-        """Return the logarithms of the longest times allowed.
-
-        ``log_reference`` is the logarithm of the time at the default settings, None while it is not known.
-        """
-        limits = [] if self.latency_s is None else [math.log(self.latency_s)]
-        if self.slowdown is not None and log_reference is not None:
-            limits.append(log_reference + math.log1p(self.slowdown))
-        return limits
-
     def log_scores(self, time_s: Array, power_w: Array, reference_s: Array) -> Array:
         """Return the logarithm of the goal, plus a penalty for each broken bound.
 
@@ -236,8 +226,6 @@ class SearchView:
         self._cap = PowerCapCheck(problem.cap_tables, memory, objective.log_cap) if capped else None
         # Whether a setting may be run: under a cap, only when it is expected to keep to it.
         self.permits: Callable[[Settings], bool] = (lambda _: True) if self._cap is None else self._cap.permits
-        self._close: list[Settings] | None = None
-        self._default: Settings | None = None
         self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)
         self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
         self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
@@ -263,8 +251,10 @@ class SearchView:
             for s, (_, time, power) in self.seen.items()
         }
         default, tuning = self.problem.default, self.problem.tuning
-        reference = self.seen.get(default)
-        limits = objective.log_time_limits(reference.log_time if reference else None)
+        reference = self.seen.get(default)  # not known before the default settings were run
+        limits = [] if objective.latency_s is None else [math.log(objective.latency_s)]
+        if objective.slowdown is not None and reference is not None:
+            limits.append(reference.log_time + math.log1p(objective.slowdown))
         if limits:
             sigma, limit = self._memory.time_sigma(tuning.prior_time), min(limits)
             repeats = 1.0 / reference.runs if reference and objective.slowdown is not None else 0.0
@@ -287,13 +277,11 @@ class SearchView:
         compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
         return SensitivityBeliefs(compute, 1.0 - compute, margin)
 
-    @property
+    @cached_property
     def default(self) -> Settings:
         """Return the default settings, or the lowest clock tried that is the same state."""
-        if self._default is None:
-            default = self.problem.default
-            self._default = self.alike[0] if default in self.alike else self.plateau(default)[0]
-        return self._default
+        default = self.problem.default
+        return self.alike[0] if default in self.alike else self.plateau(default)[0]
 
     def plateau(self, settings: Settings) -> list[Settings]:
         """Return the settings tried that are the same state as this one, itself included, lowest core clock first.
@@ -365,17 +353,15 @@ class SearchView:
         """Return the standard error of the difference of two scores."""
         return self.sigma * math.sqrt(1.0 / self.seen[a].runs + 1.0 / self.seen[b].runs)
 
+    @cached_property
     def close_rivals(self) -> list[Settings]:
         """Return the settings whose score scatter does not tell from the best, other than the best's own plateau."""
-        if self._close is None:
-            score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
-            farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
-            if bisect_left(self._ordered, farthest) <= 1:  # none but the best
-                self._close = []
-            else:
-                near = [s for s, value in score.items() if value < farthest and s not in self.alike]
-                self._close = [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
-        return self._close
+        score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
+        farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
+        if bisect_left(self._ordered, farthest) <= 1:  # none but the best
+            return []
+        near = [s for s, value in score.items() if value < farthest and s not in self.alike]
+        return [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
 
     def highest_level(self, which: int) -> int:
         """Return the highest level of a knob that a cap leaves room for, all others at their best."""

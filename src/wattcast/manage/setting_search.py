@@ -131,7 +131,7 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
 def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
     """Choose the least tried setting that scatter does not tell from the best, or the best itself."""
     seen, score = view.seen, view.score
-    close = [s for s in view.close_rivals() if seen[s].runs < most_runs]
+    close = [s for s in view.close_rivals if seen[s].runs < most_runs]
     if not close:
         return None
     return min([*close, view.best], key=lambda s: (seen[s].runs, score[s]))

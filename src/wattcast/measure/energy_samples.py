@@ -413,17 +413,13 @@ def read_power_log(path: Path, interval_s: float = 1.0) -> PowerLog:
             raise bad_value(path.name, "a POWER column (dcgmi dmon -e 155)", "none")
         return _make_log("DCGM", np.arange(len(known)) * interval_s, known)
     if any(" RAM " in f" {line}" and _RAIL.search(line) for line in lines[:20]):
-        return _read_tegrastats(lines, interval_s)
+        found = [(_STAMP.match(line), dict(_RAIL.findall(line))) for line in lines]
+        rows = [(stamp, {rail: 1e-3 * float(mw) for rail, mw in rails.items()}) for stamp, rails in found if rails]
+        stamps = [datetime.strptime(stamp[1], "%m-%d-%Y %H:%M:%S").timestamp() for stamp, _ in rows if stamp]
+        if len(stamps) == len(rows) > 1 and stamps[-1] > stamps[0]:  # whole seconds: lines lie evenly between
+            interval_s = (stamps[-1] - stamps[0]) / (len(rows) - 1)
+        return _make_log("tegrastats", np.arange(len(rows)) * interval_s, [watts for _, watts in rows])
     return _read_csv(lines, interval_s, path.name)
-
-
-def _read_tegrastats(lines: Iterable[str], interval_s: float) -> PowerLog:
-    found = [(_STAMP.match(line), dict(_RAIL.findall(line))) for line in lines]
-    rows = [(stamp, {rail: 1e-3 * float(mw) for rail, mw in rails.items()}) for stamp, rails in found if rails]
-    stamps = [datetime.strptime(stamp[1], "%m-%d-%Y %H:%M:%S").timestamp() for stamp, _ in rows if stamp]
-    if len(stamps) == len(rows) > 1 and stamps[-1] > stamps[0]:  # whole seconds: lines lie evenly between
-        interval_s = (stamps[-1] - stamps[0]) / (len(rows) - 1)
-    return _make_log("tegrastats", np.arange(len(rows)) * interval_s, [watts for _, watts in rows])
 
 
 def read_dcgm_rounds(

@@ -131,17 +131,12 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
         ring.header[layout.RESETS] = counter.resets
         ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
-        _sleep_until(min(energy_due_s, clock_due_s, other_due_s), ring)
+        quick, due_s = ring.header[layout.QUICK], min(energy_due_s, clock_due_s, other_due_s)
+        while (left_s := due_s - time.monotonic()) > 0.0:
+            if ring.header[layout.STOP] or ring.header[layout.QUICK] != quick:
+                break
+            time.sleep(min(left_s, WAKE_S))
     ring.header[layout.STATUS] = layout.STOPPED
-
-
-def _sleep_until(due_s: float, ring: SampleRing) -> None:
-    """Sleep, but no longer than it may take to be told to stop or to be quick."""
-    quick = bool(ring.header[layout.QUICK])
-    left_s = due_s - time.monotonic()
-    while left_s > 0.0 and not ring.header[layout.STOP] and bool(ring.header[layout.QUICK]) == quick:
-        time.sleep(min(left_s, WAKE_S))
-        left_s = due_s - time.monotonic()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -157,17 +157,9 @@ class PartDifference:
     energy_j: dict[str, float]
     power_w: dict[str, float]
 
-    @property
-    def total_s(self) -> float:
-        return sum(self.latency_s.values())
-
-    @property
-    def total_j(self) -> float:
-        return sum(self.energy_j.values())
-
-    @property
-    def total_w(self) -> float:
-        return sum(self.power_w.values())
+    def total(self, column: str) -> float:
+        """Return the sum of one difference, such as that of ``latency_s``."""
+        return float(sum(getattr(self, column).values()))
 
 
 @dataclass(frozen=True)

@@ -171,23 +171,17 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
         if not out.predictions:
             raise bad_value(path, "at least one prediction", "none")
         return comparison.summarise_output(out.predictions[int(which or 1) - 1])
-    if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):
-        return _read_measured_run(path, plain, iterations)
+    if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):  # a command that ran the workload often
+        if iterations < 1:
+            raise bad_value("--iterations", "a whole number of at least 1", iterations)
+        latency_s, power_w = float(plain["duration_s"]) / iterations, float(plain["power_w"])
+        if not (latency_s > 0 and power_w > 0):
+            raise bad_value(path, "a duration and a power above zero", f"{latency_s} s, {power_w} W")
+        clock_hz = float(plain["sm_clock_hz"]) if plain.get("sm_clock_hz") else None
+        flags = tuple(f"{path}: {flag}" for flag in plain.get("flags", ()))
+        return RunSummary(f"{path}, measured", True, latency_s, power_w, clock_hz, None, (), {}, flags)
     found = f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
     raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", found)
-
-
-def _read_measured_run(path: str, plain: dict[str, Any], iterations: int) -> RunSummary:
-    """Read ``measure run --json``: totals of a command that ran the workload ``iterations`` times."""
-    if iterations < 1:
-        raise bad_value("--iterations", "a whole number of at least 1", iterations)
-    latency_s, power_w = float(plain["duration_s"]) / iterations, float(plain["power_w"])
-    if not (latency_s > 0 and power_w > 0):
-        raise bad_value(path, "a duration and a power above zero", f"{latency_s} s, {power_w} W")
-    clock = plain.get("sm_clock_hz")
-    flags = tuple(f"{path}: {flag}" for flag in plain.get("flags", ()))
-    name = f"{path}, measured"
-    return RunSummary(name, True, latency_s, power_w, float(clock) if clock else None, None, (), {}, flags)
 
 
 def summarise_row(row: ModelRow, profile: dict[str, Any] | None) -> RunSummary:
@@ -308,8 +302,7 @@ def _tabulate_operators(found: RunComparison) -> Any:
     a = found.a
 
     def share(pair: PartDifference) -> float:
-        shares = pair.total_s / a.latency_s, pair.total_j / a.energy_j, pair.total_w / a.power_w
-        return max(map(abs, shares))
+        return float(max(abs(pair.total(column) / getattr(a, column)) for _, column, _ in _QUANTITIES))
 
     ranked = sorted(found.operators, key=share, reverse=True)
     for pair in ranked[:MOST_LISTED]:
@@ -327,9 +320,8 @@ def _tabulate_operators(found: RunComparison) -> Any:
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
-    seconds, watts, joules = (sum(getattr(p, f"total_{unit}") for p in pairs) for unit in "swj")
-    known = any(pair.energy_j for pair in pairs)
-    return [_format_signed(seconds, "s"), *([_format_signed(watts, "W"), _format_signed(joules, "J")] * known)]
+    shown = _QUANTITIES if any(pair.energy_j for pair in pairs) else _QUANTITIES[:1]
+    return [_format_signed(sum(pair.total(column) for pair in pairs), unit) for _, column, unit in shown]
 
 
 _NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution
@@ -354,9 +346,9 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
                 **take_fields(pair, "name", "family"),
                 "calls": [part.calls if part else 0.0 for part in (pair.a, pair.b)],
                 "seconds": [part.seconds if part else 0.0 for part in (pair.a, pair.b)],
-                "latency_s": pair.total_s,
-                "energy_j": pair.total_j if pair.energy_j else None,
-                "power_w": pair.total_w if pair.power_w else None,
+                "latency_s": pair.total("latency_s"),
+                "energy_j": pair.total("energy_j") if pair.energy_j else None,
+                "power_w": pair.total("power_w") if pair.power_w else None,
                 "terms": take_fields(pair, "latency_s", "energy_j", "power_w"),
             }
             for pair in found.operators
@@ -386,7 +378,7 @@ def draw_difference(found: RunComparison) -> Figure:
     """Draw milliseconds by operator, stacked by term, and watts by module (by term where no module is known)."""
     figure = new_figure(11.0, 5.5)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    ranked = sorted(found.operators, key=lambda pair: -abs(pair.total_s))
+    ranked = sorted(found.operators, key=lambda pair: -abs(pair.total("latency_s")))
     rows = [(pair.name, pair.latency_s) for pair in ranked[:MOST_BARS]]
     if rest := ranked[MOST_BARS:]:
         rows.append((f"{len(rest)} more operators", comparison.sum_terms([pair.latency_s for pair in rest])))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wattcast.core.arrays import Array, pareto_front
+from wattcast.core.arrays import pareto_front
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
-from wattcast.predictor.prediction import OperatorShare, Prediction
+from wattcast.predictor.prediction import Prediction
 from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
 from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, add_caption, describe_origin, new_figure
@@ -37,7 +37,8 @@ def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
     close = len(trace.start_s) > 5 * CLOSE_LAUNCHES and trace.whole
     figure = new_figure(9.5, 7.2 if close else 4.6)
     panels = np.ravel(figure.subplots(2 if close else 1, 1, squeeze=False))
-    scale, unit = choose_time_unit(trace.duration_s)
+    units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
+    scale, unit = next((each for each in units if trace.duration_s * each[0] >= 1.0), units[-1])
     _draw_stack(panels[0], trace.binned(TRACE_BINS), scale)
     panels[0].axhline(float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W")
     _mark_gaps(panels[0], trace, scale)
@@ -103,7 +104,15 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
         style = {"color": PREDICTED if index == 0 else SERIES_COLOURS[1 + index % 6], "lw": 1.2}
         left.plot(along, roof / 1e12, label=f"{name}, {peak / 1e12:.3g} TFLOP/s", **style)
         right.plot(along, roof / limit_w / 1e9, **style)
-    _draw_operators(left, right, rows, intensity, float(p.energy_j))
+    for index, kind in enumerate(dict.fromkeys(o.op.kind for o in rows)):
+        at = [i for i, o in enumerate(rows) if o.op.kind == kind]
+        flop = np.array([rows[i].op.flop * rows[i].count for i in at])
+        spent_s = np.array([float(rows[i].latency_s) for i in at])
+        joules = np.array([float(rows[i].energy_j) for i in at])
+        marks: dict[str, Any] = {"marker": FAMILY_MARKS[index % 10], "s": 12 + 500 * joules / float(p.energy_j)}
+        marks |= {"facecolor": "none", "edgecolor": SERIES_COLOURS[index % 8], "linewidth": 1.2, "label": kind}
+        left.scatter(intensity[at], flop / spent_s / 1e12, **marks)
+        right.scatter(intensity[at], flop / joules / 1e9, **marks)
     for axes, said in ((left, "Speed (TFLOP/s)"), (right, "Efficiency (GFLOP/J)")):
         axes.set(xscale="log", yscale="log", xlabel="Arithmetic per byte asked for (FLOP/B)", ylabel=said)
     left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
@@ -120,19 +129,6 @@ def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
     tensor = {f"tensor {d}": r for d, r in gpu.pipes.tensor_flop_per_cycle.items() if d in used}
     cuda = {f"cores {d}": r for d, r in gpu.pipes.cuda_flop_per_cycle.items() if str(d) == "fp32"}
     return {name: float(np.mean(rate)) * cycles for name, rate in {**tensor, **cuda}.items()}
-
-
-def _draw_operators(left: Axes, right: Axes, rows: Sequence[OperatorShare], intensity: Array, total_j: float) -> None:
-    kinds = list(dict.fromkeys(o.op.kind for o in rows))
-    for index, kind in enumerate(kinds):
-        at = [i for i, o in enumerate(rows) if o.op.kind == kind]
-        flop = np.array([rows[i].op.flop * rows[i].count for i in at])
-        spent_s = np.array([float(rows[i].latency_s) for i in at])
-        joules = np.array([float(rows[i].energy_j) for i in at])
-        style: dict[str, Any] = {"marker": FAMILY_MARKS[index % 10], "s": 12 + 500 * joules / total_j}
-        style |= {"facecolor": "none", "edgecolor": SERIES_COLOURS[index % 8], "linewidth": 1.2, "label": kind}
-        left.scatter(intensity[at], flop / spent_s / 1e12, **style)
-        right.scatter(intensity[at], flop / joules / 1e9, **style)
 
 
 def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
@@ -155,11 +151,6 @@ def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title
     axes.margins(x=0.12, y=0.1)
     axes.legend(frameon=False)
     return add_caption(figure, source)
-
-
-def choose_time_unit(seconds: float) -> tuple[float, str]:
-    """Return the factor and unit in which a length of time reads best."""
-    return (1.0, "s") if seconds >= 1.0 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
 
 
 def draw_figure(name: str, seen: ConfigurationView) -> Figure:

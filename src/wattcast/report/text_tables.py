@@ -89,7 +89,16 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
 def print_predictions(console: Console, predictions: Sequence[Prediction], details: bool = False) -> None:
     """Print one prediction as one screen, or several as one table; ``details`` prints everything about each."""
     if len(predictions) > 1:
-        _print_many(console, predictions)
+        first, names = predictions[0], ("per second", "energy", "total power", "latency", "memory", "sure", "support")
+        title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
+        rows = new_table("workload", "GPUs", *names, title=title)
+        for p in predictions:
+            lines = {line.label: line.value for line in reversed(list_answers(p))}
+            told = (lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory"))
+            rows.add_row(escape(p.name), str(p.gpu_count), *told, judge_confidence(p).word, p.support.word)
+        console.print(rows)
+        for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
+            console.print(f"Far from what was measured: {escape(reason)}")
     for p in predictions if details or len(predictions) == 1 else ():
         _print_one(console, p, details)
     if len(predictions) > 1 and not details:
@@ -150,17 +159,3 @@ def _tabulate_totals(p: Prediction) -> Table:
     origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
     rows.add_row("coefficients", str(p.status), escape(origin))
     return rows
-
-
-def _print_many(console: Console, predictions: Sequence[Prediction]) -> None:
-    names = ("per second", "energy", "total power", "latency", "memory", "sure", "support")
-    rows = new_table("workload", "GPUs", *names)
-    for p in predictions:
-        lines = {line.label: line.value for line in reversed(list_answers(p))}
-        told = (lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory"))
-        rows.add_row(escape(p.name), str(p.gpu_count), *told, judge_confidence(p).word, p.support.word)
-    first = predictions[0]
-    rows.title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
-    console.print(rows)
-    for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
-        console.print(f"Far from what was measured: {escape(reason)}")
