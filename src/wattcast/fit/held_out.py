@@ -98,9 +98,6 @@ def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Ar
     return np.where(capped, np.nan, power_w / asked_w)
 
 
-_UNCAPPED = 0.995  # of the top clock
-
-
 def predict_held_out(
     rows: KernelRows,
     gpu: Gpu,
@@ -153,8 +150,11 @@ def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
     return predict_with_bundle(build_bundle(found, rows, gpu, {}, ""), rows, gpu)
 
 
-def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
-    """Predict latency, power, clock and power at the top clock of each row; of bursts latency at the top clock."""
+def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float | None = None) -> Array:
+    """Predict latency, power, clock and power at the top clock of each row; of bursts latency at the top clock.
+
+    ``run_s`` is how long the other rows ran after a pause; None: until the governor had settled.
+    """
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     result = np.full((len(rows), 4), np.nan)
     burst = rows.is_kind("burst")
@@ -166,7 +166,7 @@ def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
             result[np.flatnonzero(burst)[at], 0] = _at_top(some.select_rows(at), gpu, shortly.for_data(name), top_hz)
             result[np.flatnonzero(burst)[at], 2] = top_hz
     for i in np.flatnonzero(~burst):
-        result[i] = _under_governor(rows, int(i), gpu, bundle.for_data(rows.data[i]))
+        result[i] = _under_governor(rows, int(i), gpu, bundle.for_data(rows.data[i]), run_s)
     return result
 
 
@@ -186,13 +186,13 @@ def _at_top(rows: KernelRows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
     return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
 
 
-def _under_governor(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> tuple[float, float, float, float]:
+def _under_governor(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle, run_s: float | None) -> list[float]:
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
     kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
     timeline = analyse_kernels(kernels, gpu, bundle)
-    governed = find_governed_point(timeline, gpu, OperatingPoint(), bundle)
+    governed = find_governed_point(timeline, gpu, OperatingPoint(duration_s=run_s), bundle)
     totals = total_at_clock(timeline, governed.at, bundle)
-    return float(totals.latency_s), float(totals.power_w), float(governed.clock_hz[..., 0]), float(governed.asked_w)
+    return [float(x) for x in (totals.latency_s, totals.power_w, governed.clock_hz[..., 0], governed.asked_w)]
 
 
 def collect_held_out(
@@ -236,6 +236,7 @@ def collect_held_out(
 
 
 INTERVAL_LEVEL = 0.9
+_UNCAPPED = 0.995  # of the top clock
 POOLED_FAMILIES = ("softmax", "layernorm", "rmsnorm")  # whose kernels are alike: power is pooled where rows are few
 FEW_ROWS = 40  # twice those below which no row lies in a tail of 5 %
 PRIOR_ROWS = 4.0

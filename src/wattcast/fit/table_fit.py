@@ -25,7 +25,7 @@ from wattcast.fit.kernel_fit import loaded_clock_hz, measured_ranges
 from wattcast.fit.kernel_rows import on_random_data
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.fit.scoring import mean_percent_error
-from wattcast.fit.table_rows import BANDS_MS, TableRows, held_out, read_tables
+from wattcast.fit.table_rows import BANDS_MS, RUN_S, TableRows, held_out, read_tables
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import USUAL_CONDITION
@@ -173,8 +173,8 @@ def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
 
 
 def predict_tables_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
-    """Predict the latency of each row as it was timed: bursts at the top clock, others under the governor."""
-    return np.asarray(predict_with_bundle(bundle, table.rows, gpu)[:, 0] + beside_s(table, gpu, bundle))
+    """Predict the latency of each row as it was timed: bursts at the top clock, others over a second."""
+    return np.asarray(predict_with_bundle(bundle, table.rows, gpu, RUN_S)[:, 0] + beside_s(table, gpu, bundle))
 
 
 def judge_tables(table: TableRows, gpu: Gpu, forecast: Bundle, calibrated: Bundle) -> tuple[TableError, ...]:

@@ -7,7 +7,7 @@ milliseconds. Path or file name give system, engine and version: ``SYSTEM.ENGINE
 database of 24 million rows takes memory for a few thousand.
 
 Tables without a power column time a few replays: bursts at the top clock, which the governor has no time to lower.
-Tables with one run up to a second and count as sustained. Watts are read from ``gemm_power`` tables alone.
+Tables with one run for a second (``RUN_S``) and count as sustained. Watts are read from ``gemm_power`` tables alone.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ MOST_ROWS = 700  # of a table, a number format and a band of latency
 BANDS_MS = (0.02, 0.1)  # between which rows are drawn in equal numbers
 UNCAPPED_SHARE = 0.92  # of the power limit, below which a card runs at its top clock
 HELD_OUT_PARTS = 5  # one shape in five is never fitted to
+RUN_S = 1.0  # of a row with watts, from the top clock on: ``power_min_duration`` of the collector's benchmark
 WEIGHT_COPIES = 6  # that the collector's products go round: weights come from device memory if these outgrow L2
 
 

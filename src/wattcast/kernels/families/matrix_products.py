@@ -55,6 +55,7 @@ _TF32_REDUCE_CYCLES = 7000.0  # of a split in tf32: another launch, λ_f of the 
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 _LEAST_STEPS = 4.0  # of one part of a split K
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
+_MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0  # of operands read again: times all of them, and tiles of the scale
 _SPLIT_K = 1500.0  # the most of K that a split leaves to a block; from grids
 
 
@@ -168,9 +169,6 @@ def _reread_byte(m: Array, n: Array, operand_byte: Array, in_l2: Array, tile: Co
     shorter = np.minimum(np.ceil(n / tile["tile_n"]), np.ceil(m / tile["tile_m"]))
     again = _MOST_AGAIN * (1.0 - np.exp(-(shorter - 1.0) / _TILES_AGAIN))
     return np.asarray(again * operand_byte * (1.0 - in_l2))
-
-
-_MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0
 
 
 def product_features(

@@ -1,0 +1,101 @@
+"""Ask why public products under the H200's power limit run faster than predicted, mostly those of 129 to 256 rows.
+
+Run: ``python studies/capped_products.py`` (a minute; WATTCAST_REFERENCE names the measurements).
+
+Prints three tables, of rows that ``wattcast lab validate`` does not judge where there are enough:
+
+- *runs of a second*: the error of public rows with the settled clock, and with the mean clock of a run of ``RUN_S``.
+- *watts*: public rows that read less than the limit although our own cards would draw far more on random operands.
+- *clock*: our own sustained products, at the clock that was measured, by their time in device memory over their time
+  on the chip. The predicted time on the chip was learned from bursts, where the clock is higher and memory busier.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import pairwise
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.measured_rows import database_folder
+from wattcast.core.strict_files import reference_folder
+from wattcast.fit.held_out import analyse_rows, predict_with_bundle
+from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, on_random_data
+from wattcast.fit.table_rows import RUN_S, read_tables
+from wattcast.hardware import Gpu
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
+
+TABLE = "h200_sxm.vllm-0.22.0.gemm{}.csv"
+LEAST_S = 5.5e-5  # shorter rows ran less than a second: the collector stops at 3,000 replays of six products
+JUDGED = 60  # rows of a band of latency that the ledger draws
+FREE_W, ASKED_W = 680.0, 760.0  # read by a card that its limit of 700 W does not hold; asked for by one that it does
+SHARES = (0.0, 0.2, 0.3, 0.5, 0.7, 1.0, np.inf)  # time in device memory over time on the chip
+
+
+def main() -> None:
+    """Print the three tables."""
+    gpu = hardware.load_gpu("h200")
+    bundle, folder = bundle_for(gpu), reference_folder(os.environ)
+    if folder is None:
+        raise SystemExit("no reference data: set WATTCAST_REFERENCE to their folder.")
+    judged = read_tables([folder / "aiconfigurator" / TABLE.format("_power")], gpu, JUDGED).rows
+    rows = read_tables([folder / "aiconfigurator" / TABLE.format("")], gpu, 1_000_000).rows
+    plain = np.array([op.kind == "linear" and op not in judged.ops for op in rows.ops])
+    sys.stdout.write(compare_runs(rows.select_rows(plain & (rows.column("latency_s") >= LEAST_S)), gpu, bundle))
+    sys.stdout.write(count_low_watts(judged, gpu, bundle))
+    sys.stdout.write(compare_clocks(load_kernel_rows(database_folder("h200")), gpu, bundle))
+
+
+def compare_runs(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> str:
+    """Return errors of public sustained rows with the settled clock and with that of a run of ``RUN_S``."""
+    settled, run = (predict_with_bundle(bundle, rows, gpu, run_s) for run_s in (None, RUN_S))
+    capped = settled[:, 3] > float(np.mean(gpu.power.limit_w))
+    lines = ["runs of a second: rows, mean error and median of measured over predicted, settled and over the run\n"]
+    for name, at in (("held by the limit", capped), ("not held", ~capped)):
+        errors = [_summarise(rows.column("latency_s")[at] / found[at, 0]) for found in (settled, run)]
+        lines.append(f"  {name:18} {at.sum():4} {errors[0]}   {errors[1]}\n")
+    return "".join(lines)
+
+
+def count_low_watts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> str:
+    """Return how many of the judged rows read watts of a card that its limit does not hold."""
+    asked_w = predict_with_bundle(bundle, rows, gpu)[:, 3]
+    held = asked_w > ASKED_W
+    low = held & (rows.column("power_w") < FREE_W)
+    said = f"asked for {asked_w[low].min():.0f} to {asked_w[low].max():.0f} W with random operands"
+    return f"watts: {low.sum()} of {held.sum()} rows read less than {FREE_W:.0f} W, {said}\n"
+
+
+def compare_clocks(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> str:
+    """Return our own sustained products at their measured clock by how much of their time memory takes."""
+    half = np.array([op.family == "gemm" and op.dtype in ("bf16", "fp16") for op in rows.ops])
+    known = rows.is_kind("sustained") & on_random_data(rows) & rows.fit & half
+    rows = rows.select_rows(known & (rows.column("sm_clock_hz") < 0.98 * float(np.mean(gpu.clocks.max_hz))))
+    timeline = analyse_rows(bundle, rows, gpu)
+    clock_hz = rows.column("sm_clock_hz")
+    running_hz = np.array(
+        [compute_effective_hz(timeline, np.asarray(hz), bundle.clock_law)[i] for i, hz in enumerate(clock_hz)]
+    )
+    main_phase = timeline.phases[-1]
+    assert main_phase.cycles is not None
+    assert main_phase.seconds is not None
+    share = main_phase.seconds * running_hz / main_phase.cycles
+    ratio = rows.column("latency_s") / compute_kernel_s(timeline.phases, running_hz)
+    lines = ["clock: share of memory, rows, mean error and median of measured over predicted at the measured clock\n"]
+    for low, high in pairwise(SHARES):
+        at: Mask = (share >= low) & (share < high)
+        lines.append(f"  {low:.1f} to {high:.1f} {at.sum():4} {_summarise(ratio[at])}\n")
+    return "".join(lines)
+
+
+def _summarise(ratio: Array) -> str:
+    return f"{100.0 * np.mean(np.abs(1.0 / ratio - 1.0)):4.1f} % {np.median(ratio):.3f}"
+
+
+if __name__ == "__main__":
+    main()
