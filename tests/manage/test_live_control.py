@@ -110,7 +110,7 @@ class Told(ProgressFile):
         return self._card.work
 
 
-def live(card: FakeCard, until_s: float, log: Any = None) -> LivePlant:
+def live(card: FakeCard, until_s: float, log: Any = lambda text: None) -> LivePlant:
     lattice = build_card_lattice(*card.clocks_hz())
     return LivePlant(card, lattice, 1.0, lambda: card.now_s < until_s, card.pass_time, Told(card), log)
 

@@ -80,7 +80,41 @@ class CounterTable:
     duration_s: Array | None = None  # (row,) of what was counted, where known
 
     def __post_init__(self) -> None:
-        _check_counter_table(self)
+        """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
+        rows, width, where = self.rows, len(self.predictors), self.name
+        if self.occurrence.shape != (rows, width) or self.benchmark.shape != (rows,):
+            raise bad_value(where, f"{rows} rows of {width} counters", f"{self.occurrence.shape}")
+        if rows < width + 2:
+            wanted = f"at least {width + 2} rows for {width} counters"
+            raise bad_value(where, wanted, f"{rows} rows", "Measure more, or map fewer.")
+        bad = np.flatnonzero(~(np.isfinite(self.power_w) & (self.power_w > 0)))
+        if bad.size:
+            watts = float(self.power_w[bad[0]])
+            raise bad_value(f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it.")
+        low, high = float(self.power_w.min()), float(self.power_w.max())
+        if low < LEAST_POWER_W or high > MOST_POWER_W:
+            wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
+            do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
+            raise bad_value(f"{where}: power", wanted, f"{low:.4g} to {high:.4g} W", do)
+        columns = {"power": self.power_w, "clock": self.clock_hz, "memory clock": self.memory_clock_hz}
+        for name, value in columns.items():
+            if not (np.isfinite(value).all() and (value > 0).all()):
+                raise bad_value(f"{where}: {name}", "finite numbers above zero", float(value.min()))
+            if value.max() > LARGEST_SPREAD * value.min():
+                seen = f"{value.min():.4g} to {value.max():.4g}"
+                raise bad_value(f"{where}: {name}", "one unit throughout", seen, "Units are mixed.")
+        for predictor, value in zip(self.predictors, self.occurrence.T, strict=True):
+            label = f"{where}: {predictor.label}"
+            if (bad := np.flatnonzero(~np.isfinite(value))).size:
+                raise bad_value(f"{label}, row {bad[0] + 1}", "a finite number", "none")
+            if (bad := np.flatnonzero(value < 0)).size:
+                raise bad_value(f"{label}, row {bad[0] + 1}", "zero or more", float(value.min()))
+            if value.max() == value.min():
+                do = "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it."
+                raise bad_value(label, "values that differ between rows", f"{value[0]:.4g} in all {value.size}", do)
+        events = [p.event for p in self.predictors]
+        if twice := sorted({event for event in events if events.count(event) > 1}):
+            raise bad_value(where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map.")
 
     @property
     def rows(self) -> int:
@@ -157,44 +191,6 @@ class CounterTable:
             return np.zeros(self.rows, dtype=bool)
         core_hz, memory_hz = self.default_hz
         return np.asarray((self.clock_hz == core_hz) & (self.memory_clock_hz == memory_hz))
-
-
-def _check_counter_table(table: CounterTable) -> None:
-    """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
-    rows, width, where = table.rows, len(table.predictors), table.name
-    if table.occurrence.shape != (rows, width) or table.benchmark.shape != (rows,):
-        raise bad_value(where, f"{rows} rows of {width} counters", f"{table.occurrence.shape}")
-    if rows < width + 2:
-        wanted = f"at least {width + 2} rows for {width} counters"
-        raise bad_value(where, wanted, f"{rows} rows", "Measure more, or map fewer.")
-    bad = np.flatnonzero(~(np.isfinite(table.power_w) & (table.power_w > 0)))
-    if bad.size:
-        watts = float(table.power_w[bad[0]])
-        raise bad_value(f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it.")
-    low, high = float(table.power_w.min()), float(table.power_w.max())
-    if low < LEAST_POWER_W or high > MOST_POWER_W:
-        wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
-        do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
-        raise bad_value(f"{where}: power", wanted, f"{low:.4g} to {high:.4g} W", do)
-    columns = {"power": table.power_w, "clock": table.clock_hz, "memory clock": table.memory_clock_hz}
-    for name, value in columns.items():
-        if not (np.isfinite(value).all() and (value > 0).all()):
-            raise bad_value(f"{where}: {name}", "finite numbers above zero", float(value.min()))
-        if value.max() > LARGEST_SPREAD * value.min():
-            seen = f"{value.min():.4g} to {value.max():.4g}"
-            raise bad_value(f"{where}: {name}", "one unit throughout", seen, "Units are mixed.")
-    for predictor, value in zip(table.predictors, table.occurrence.T, strict=True):
-        label = f"{where}: {predictor.label}"
-        if not np.isfinite(value).all():
-            raise bad_value(f"{label}, row {np.flatnonzero(~np.isfinite(value))[0] + 1}", "a finite number", "none")
-        if (value < 0).any():
-            raise bad_value(f"{label}, row {np.flatnonzero(value < 0)[0] + 1}", "zero or more", float(value.min()))
-        if value.max() == value.min():
-            do = "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it."
-            raise bad_value(label, "values that differ between rows", f"{value[0]:.4g} in all {value.size}", do)
-    events = [p.event for p in table.predictors]
-    if twice := sorted({event for event in events if events.count(event) > 1}):
-        raise bad_value(where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map.")
 
 
 def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[str], windows: bool = False) -> None:

@@ -157,8 +157,36 @@ def read_architecture(path: Path) -> ChipArchitecture:
 
 def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
     """Write an architecture as XML or YAML, by the suffix."""
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")
-    write_whole(path, _format_yaml(architecture) if is_yaml else format_xml_architecture(architecture))
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        write_whole(path, format_xml_architecture(architecture))
+        return
+    import yaml
+
+    def text(parameter: ArchitectureParameter, value: ParameterValue) -> str | float | int | list[int]:
+        if isinstance(value, tuple):
+            return list(value)
+        if not parameter.unit:
+            return int(value) if value == int(value) else value
+        if parameter.unit == "nm":
+            return f"{value:.12g} nm"
+        unit, size = _UNITS[parameter.unit]
+        return units.show(value - _ZERO_C_IN_K if parameter.unit == "K" else value * size, unit, digits=12)
+
+    known = known_parameters()
+    plain = {
+        "wattcast": ARCHITECTURE_FORM,
+        "name": architecture.name,
+        "dialect": architecture.dialect.value,
+        "parameters": {name: text(known[name], value) for name, value in architecture.parameters.items()},
+        "scaling": dict(architecture.scaling),
+        "static": {name: f"{value!r} W" for name, value in architecture.static.items()},
+        "other": msgspec.to_builtins(architecture.other),
+        "stats": msgspec.to_builtins(architecture.stats),
+        "titles": dict(architecture.titles),
+    }
+    kept = {key: value for key, value in plain.items() if value}
+    dumped = yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    write_whole(path, str(dumped).encode())
 
 
 def make_architecture(
@@ -337,36 +365,6 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
     if found.dialect != file.dialect:
         raise bad_value(f"{where}: dialect", f"{found.dialect}, as its powers say", file.dialect.value)
     return found
-
-
-def _format_yaml(architecture: ChipArchitecture) -> bytes:
-    import yaml
-
-    def text(parameter: ArchitectureParameter, value: ParameterValue) -> str | float | int | list[int]:
-        if isinstance(value, tuple):
-            return list(value)
-        if not parameter.unit:
-            return int(value) if value == int(value) else value
-        if parameter.unit == "nm":
-            return f"{value:.12g} nm"
-        unit, size = _UNITS[parameter.unit]
-        return units.show(value - _ZERO_C_IN_K if parameter.unit == "K" else value * size, unit, digits=12)
-
-    known = known_parameters()
-    plain = {
-        "wattcast": ARCHITECTURE_FORM,
-        "name": architecture.name,
-        "dialect": architecture.dialect.value,
-        "parameters": {name: text(known[name], value) for name, value in architecture.parameters.items()},
-        "scaling": dict(architecture.scaling),
-        "static": {name: f"{value!r} W" for name, value in architecture.static.items()},
-        "other": msgspec.to_builtins(architecture.other),
-        "stats": msgspec.to_builtins(architecture.stats),
-        "titles": dict(architecture.titles),
-    }
-    kept = {key: value for key, value in plain.items() if value}
-    dumped = yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
-    return str(dumped).encode()
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,57 @@ def read_energies(path: Path, sample_cycle: int = 500, clock_hz: float | None = 
     A CSV gives the time of a sample; its clock is ``sample_cycle`` over that time, or ``clock_hz`` where the two
     agree to the digits printed.
     """
-    data = read_bytes(path, _MAX_BYTE)
+    data, where = read_bytes(path, _MAX_BYTE), path.name
     if path.suffix.lower() in (".yaml", ".yml"):
-        return _parse_yaml(data, path.name)
-    return _parse_csv(data, path, sample_cycle, clock_hz)
+        return _parse_yaml(data, where)
+    try:
+        lines = list(csv.reader(io.StringIO(data.decode("utf-8"), newline=None)))
+    except UnicodeDecodeError:
+        raise bad_value(where, "text", "bytes that are none") from None
+    if not lines or lines[0][:2] != ["counter", "mcpat_energy_J_per_count"]:
+        wanted = "a CSV that starts with counter,mcpat_energy_J_per_count, or a .yaml file"
+        raise bad_value(where, wanted, ",".join(lines[0]) if lines else "nothing")
+    energy: dict[str, float] = {}
+    scaling: dict[str, float] = {}
+    notes: dict[str, float] = {}
+    for number, row in enumerate(lines[1:], start=2):
+        if len(row) < 2:
+            continue
+        if row[0].startswith("#"):
+            name = row[0].strip("# ").partition(" ")[0].partition("(")[0]
+            notes[name] = read_number(row[1], f"{where}: line {number}")
+            continue
+        figures = [read_number(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
+        if row[0] not in _NO_ENERGY:
+            # product over factor, both printed as well, is sometimes finer than the energy itself
+            low, high = _rounding_interval(row[1])
+            if len(figures) == 3 and figures[1] and figures[2]:
+                factor, product = _rounding_interval(row[2]), _rounding_interval(row[3])
+                finer = max(low, product[0] / factor[1]), min(high, product[1] / factor[0])
+                low, high = finer if finer[0] <= finer[1] else (low, high)
+            energy[row[0]] = 0.5 * (low + high)
+        if len(figures) > 1 and figures[1] is not None:
+            scaling[row[0]] = figures[1]
+    if "executionTime_s" not in notes or DUTY not in energy:
+        raise bad_value(where, f"rows #executionTime_s and {DUTY}", "a table without")
+    sample_s = notes["executionTime_s"]
+    if not sample_s > 0:
+        raise bad_value(f"{where}: #executionTime_s", "seconds above zero", sample_s)
+    clock = sample_cycle / sample_s
+    if clock_hz is not None and abs(clock / clock_hz - 1.0) < 1e-6:
+        clock = clock_hz
+    energy.pop(IDLE, None)  # the architecture file holds it in watts
+    return EnergyTable(
+        path.stem,
+        {name: value for name, value in energy.items() if name != DUTY},
+        energy[DUTY] * clock / sample_cycle,
+        clock,
+        notes.get("mcpat_const_dynamic_W", 0.0),
+        notes.get("coalescer_read_J"),
+        notes.get("coalescer_write_J"),
+        scaling=scaling,
+        source=path.name,
+    )
 
 
 def with_coalescer(table: EnergyTable, core_tech_node: float) -> tuple[EnergyTable, str]:
@@ -190,58 +237,6 @@ def format_energy_table(table: EnergyTable) -> bytes:
     if table.scaling:
         plain["scaling"] = dict(table.scaling)
     return str(yaml.safe_dump(plain, sort_keys=False, width=118, allow_unicode=True)).encode()
-
-
-def _parse_csv(data: bytes, path: Path, sample_cycle: int, clock_hz: float | None) -> EnergyTable:
-    where = path.name
-    try:
-        lines = list(csv.reader(io.StringIO(data.decode("utf-8"), newline=None)))
-    except UnicodeDecodeError:
-        raise bad_value(where, "text", "bytes that are none") from None
-    if not lines or lines[0][:2] != ["counter", "mcpat_energy_J_per_count"]:
-        wanted = "a CSV that starts with counter,mcpat_energy_J_per_count, or a .yaml file"
-        raise bad_value(where, wanted, ",".join(lines[0]) if lines else "nothing")
-    energy: dict[str, float] = {}
-    scaling: dict[str, float] = {}
-    notes: dict[str, float] = {}
-    for number, row in enumerate(lines[1:], start=2):
-        if len(row) < 2:
-            continue
-        if row[0].startswith("#"):
-            name = row[0].strip("# ").partition(" ")[0].partition("(")[0]
-            notes[name] = read_number(row[1], f"{where}: line {number}")
-            continue
-        figures = [read_number(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
-        if row[0] not in _NO_ENERGY:
-            # product over factor, both printed as well, is sometimes finer than the energy itself
-            low, high = _rounding_interval(row[1])
-            if len(figures) == 3 and figures[1] and figures[2]:
-                factor, product = _rounding_interval(row[2]), _rounding_interval(row[3])
-                finer = max(low, product[0] / factor[1]), min(high, product[1] / factor[0])
-                low, high = finer if finer[0] <= finer[1] else (low, high)
-            energy[row[0]] = 0.5 * (low + high)
-        if len(figures) > 1 and figures[1] is not None:
-            scaling[row[0]] = figures[1]
-    if "executionTime_s" not in notes or DUTY not in energy:
-        raise bad_value(where, f"rows #executionTime_s and {DUTY}", "a table without")
-    sample_s = notes["executionTime_s"]
-    if not sample_s > 0:
-        raise bad_value(f"{where}: #executionTime_s", "seconds above zero", sample_s)
-    clock = sample_cycle / sample_s
-    if clock_hz is not None and abs(clock / clock_hz - 1.0) < 1e-6:
-        clock = clock_hz
-    energy.pop(IDLE, None)  # the architecture file holds it in watts
-    return EnergyTable(
-        path.stem,
-        {name: value for name, value in energy.items() if name != DUTY},
-        energy[DUTY] * clock / sample_cycle,
-        clock,
-        notes.get("mcpat_const_dynamic_W", 0.0),
-        notes.get("coalescer_read_J"),
-        notes.get("coalescer_write_J"),
-        scaling=scaling,
-        source=path.name,
-    )
 
 
 def _rounding_interval(text: str) -> tuple[float, float]:

@@ -22,8 +22,8 @@ import os
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, Refused, bad_value
-from wattcast.core.records import dataclass, replace
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
 from wattcast.manage.card_notes import RefusedKnob
@@ -134,40 +134,31 @@ def report_work(amount: float = 1.0) -> None:
             stream.write(f"+{amount:.9g}\n".encode())
 
 
+@dataclass
 class LivePlant:
     """Run a card and a program in periods."""
 
-    def __init__(
-        self,
-        card: DaemonCard,
-        lattice: Lattice,
-        period_s: float,
-        alive: Callable[[], bool],
-        wait: Callable[[float], None],
-        progress: ProgressFile | None = None,
-        log: Callable[[str], None] | None = None,
-        units: SmCountFile | None = None,
-    ) -> None:
-        self._card, self._lattice, self._period_s = card, lattice, period_s
-        self._alive, self._wait, self._progress = alive, wait, progress
-        self._say, self._units = log or (lambda text: None), units
-        self._now: Settings | None = None
-        self._worked: set[KnobRole] = set()  # knobs that were set at least once
-        self._busy: deque[float] = deque(maxlen=BLIND_PERIODS)
-        self._reported = False  # whether the program has reported any progress
-        self._blind = 0  # periods in a row without visible work
-        self.controlled, self.changes = True, 0
-        self.reading: Any = None  # the last one
-        self.totals: dict[Settings, Array] = {}  # seconds, units of work, joules and core cycles
-
-    @property
-    def lattice(self) -> Lattice:
-        """Return the knobs; fewer after the driver or the daemon refused some."""
-        return self._lattice
+    card: DaemonCard
+    lattice: Lattice  # of fewer knobs after the driver or the daemon refused some
+    period_s: float
+    alive: Callable[[], bool]
+    wait: Callable[[float], None]
+    progress: ProgressFile | None = None
+    say: Callable[[str], None] = lambda text: None
+    units: SmCountFile | None = None
+    controlled: bool = True
+    changes: int = 0
+    reading: Any = None  # the last one
+    totals: dict[Settings, Array] = field(default_factory=dict)  # seconds, units of work, joules and core cycles
+    _now: Settings | None = None
+    _worked: set[KnobRole] = field(default_factory=set)  # knobs that were set at least once
+    _busy: deque[float] = field(default_factory=lambda: deque(maxlen=BLIND_PERIODS))
+    _reported: bool = False  # whether the program has reported any progress
+    _blind: int = 0  # periods in a row without visible work
 
     @property
     def default(self) -> Settings:
-        return self._lattice.top
+        return self.lattice.top
 
     @property
     def saturated(self) -> bool:
@@ -175,13 +166,13 @@ class LivePlant:
         return not self._busy or sum(self._busy) / len(self._busy) >= SATURATED
 
     def next_kernel(self) -> str | None:
-        return PROGRAM_KERNEL if self._alive() else None
+        return PROGRAM_KERNEL if self.alive() else None
 
     def run(self, settings: Settings) -> Observation:
         """Run one period. Settings the card refuses are left out from then on; the program runs on."""
-        left_s = self._period_s
+        left_s = self.period_s
         if self.controlled and settings != self._now and self._set_knobs(settings):
-            left_s -= self._pause_heard(min(SETTLE_S, 0.2 * self._period_s))
+            left_s -= self._pause_heard(min(SETTLE_S, 0.2 * self.period_s))
         begin, used_s = self._mark_counters()
         self._pause_heard(left_s - used_s)
         end, _ = self._mark_counters()
@@ -198,10 +189,10 @@ class LivePlant:
             work = end.reading.work_per_s * seconds
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
         if self._blind == BLIND_PERIODS and self.controlled:
-            self._say("no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)")
+            self.say("no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)")
         self._note_saturation(end.reading)
         # The reported clock is a governor's only while the card works: an idle card's clock says nothing.
-        lowest_hz = self._lattice.knobs[0].levels[0] if self._lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
+        lowest_hz = self.lattice.knobs[0].levels[0] if self.lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
         is_held = end.reading.busy >= BUSY and end.reading.core_hz >= lowest_hz  # False for NaN
         held_hz = float(end.reading.core_hz) if is_held else math.nan
         power_w = joules / span_s if is_counted else float(end.reading.power_w)
@@ -222,35 +213,34 @@ class LivePlant:
             self._busy.append(busy)
             if was and not self.saturated and self.controlled:
                 said = "the card waits for work, so that a lower clock would lengthen response times unseen"
-                self._say(f"{said}; nothing is slowed without a latency signal (--metrics)")
+                self.say(f"{said}; nothing is slowed without a latency signal (--metrics)")
 
     def _set_knobs(self, settings: Settings) -> bool:
         """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""
         if settings == self.default and self._now is None and not self._worked:
             self._now = settings
             return False
-        each = zip(self._lattice.knobs, self._lattice.level_values(settings), settings, self.default, strict=True)
+        each = zip(self.lattice.knobs, self.lattice.level_values(settings), settings, self.default, strict=True)
         values = {knob.role: None if level == top else value for knob, value, level, top in each}
-        try:
-            if self._units is not None:
-                self._units.set(values.get(KnobRole.COMPUTE_UNITS) or self._units.total)
-            self._card.apply(*(values.get(role) for role in ROLES.values()))
-        except RefusedKnob as error:
-            self._leave_out_refused(error, settings)
-            return False
-        except (Refused, MissingTool) as error:
-            self._end_control(str(error))
-            return False
-        self._worked |= {role for role, value in values.items() if value is not None}
-        self._now = settings
-        self.changes += 1
-        self._say("the card as before" if settings == self.default else f"{self._lattice.describe(settings)}: set")
-        return True
+        with self._ending_control():
+            if self.units is not None:
+                self.units.set(values.get(KnobRole.COMPUTE_UNITS) or self.units.total)
+            try:
+                self.card.apply(*(values.get(role) for role in ROLES.values()))
+            except RefusedKnob as error:
+                self._leave_out_refused(error, settings)
+                return False
+            self._worked |= {role for role, value in values.items() if value is not None}
+            self._now = settings
+            self.changes += 1
+            self.say("the card as before" if settings == self.default else f"{self.lattice.describe(settings)}: set")
+            return True
+        return False
 
     def _leave_out_refused(self, error: RefusedKnob, settings: Settings) -> None:
         """Leave refused levels out: those outside the range that is allowed, or the whole knob if it never worked."""
         role, knobs = ROLES[error.knob], []
-        for knob, level in zip(self._lattice.knobs, settings, strict=True):
+        for knob, level in zip(self.lattice.knobs, settings, strict=True):
             levels = knob.levels
             if knob.role is role and error.allowed is not None:
                 levels = tuple(v for v in levels if error.allowed[0] * 0.999 <= v <= error.allowed[1] * 1.001)
@@ -260,30 +250,37 @@ class LivePlant:
         if not any(knob.role in ROLES.values() for knob in knobs):
             self._end_control(f"nothing is left to set: {error}")
             return
-        self._say(f"{error} It is left alone from now on.")
-        self._lattice, self._now, self.totals = Lattice(tuple(knobs)), None, {}
+        self.say(f"{error} It is left alone from now on.")
+        self.lattice, self._now, self.totals = Lattice(tuple(knobs)), None, {}
 
     def _end_control(self, why: str) -> None:
         """Stop steering: the card gets back what it had, and the program runs on."""
         self.controlled = False
-        self._say(f"control ends: {why}")
-        if self._units is not None:
-            self._units.reset()
+        self.say(f"control ends: {why}")
+        if self.units is not None:
+            self.units.reset()
         with suppress(Refused, MissingTool):
-            self._card.give_back()
+            self.card.give_back()
+
+    @contextmanager
+    def _ending_control(self) -> Iterator[None]:
+        """Stop steering where the card, its driver or the daemon refuses what is done in the block."""
+        try:
+            yield
+        except (Refused, MissingTool) as error:
+            if self.controlled:
+                self._end_control(str(error))
 
     def _pause_heard(self, seconds: float) -> float:
         """Wait, being heard meanwhile, and return how long."""
         waited = 0.0
-        while waited < seconds - 1e-9 and self._alive():
+        while waited < seconds - 1e-9 and self.alive():
             step = min(seconds - waited, 5 * POLL_S)
-            self._wait(step)
+            self.wait(step)
             waited += step
             if self.controlled:
-                try:
-                    self._card.beat()
-                except (Refused, MissingTool) as error:
-                    self._end_control(str(error))
+                with self._ending_control():
+                    self.card.beat()
         return waited
 
     def _mark_counters(self) -> tuple[_CounterMark | None, float]:
@@ -292,28 +289,22 @@ class LivePlant:
         Both counters move in steps; read at any other moment, a step more or less would be noise. Return also how
         long that took.
         """
-        waited, most_s = 0.0, min(MARK_S, 0.3 * self._period_s)
+        waited, most_s = 0.0, min(MARK_S, 0.3 * self.period_s)
         energy = work = None
-        try:
-            first, done = self._card.read(), self._count_work()
+        with self._ending_control():
+            first, done = self.card.read(), self.progress.count() if self.progress else 0.0
             while True:
                 waited += self._pause_heard(POLL_S)
-                reading, count = self._card.read(), self._count_work()
+                reading, count = self.card.read(), self.progress.count() if self.progress else 0.0
+                now_s = reading.at_s
                 if energy is None and reading.energy_j != first.energy_j:
-                    energy = reading.at_s, reading.energy_j
+                    energy = now_s, reading.energy_j
                 if work is None and count != done:
-                    work = reading.at_s, count
-                if (energy and (work or self._progress is None)) or waited >= most_s or not self._alive():
-                    break
-        except MissingTool as error:
-            if self.controlled:
-                self._end_control(str(error))
-            return None, waited
-        now_s = reading.at_s
-        return _CounterMark(reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count))), waited
-
-    def _count_work(self) -> float:
-        return 0.0 if self._progress is None else self._progress.count()
+                    work = now_s, count
+                if (energy and (work or self.progress is None)) or waited >= most_s or not self.alive():
+                    mark = _CounterMark(reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count)))
+                    return mark, waited
+        return None, waited
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,15 @@ def list_management_figures(
         added = (PolicyName.COARSE, PolicyName.HARMONIA)
         made["figure_18_contributions"] = partial(draw_gains, comparison, *next(iter(GAINS.items())), source, added)
     for tables in plants:
-        made |= _plant_figures(tables, comparison, setup)
+        first, objective = next(iter(tables.applications)), setup.objective
+        run = comparison.runs[PolicyName.HARMONIA, first]
+        made[f"convergence_{first}"] = partial(draw_convergence, tables, run, objective)
+        is_predicted = all((PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications)
+        if len(tables.lattice.knobs) == 1 and is_predicted:
+            made[f"picks_{first}"] = partial(draw_picked_clocks, tables, comparison, objective)
+        if "Graph500" in tables.applications and (study := load_study("hd7970_figures")) is not None:
+            models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
+            made |= study.list_figures(tables, comparison, models)
     return made
 
 
@@ -124,17 +132,3 @@ GAINS = {
     "power_saving_with_probing": "Power saved (%)",
     "slowdown_with_probing": "Slowdown (%)",
 }
-
-
-def _plant_figures(tables: PlantTables, comparison: PolicyComparison, setup: PolicySetup) -> dict[str, FigureMaker]:
-    first = next(iter(tables.applications))
-    run = comparison.runs[PolicyName.HARMONIA, first]
-    made: dict[str, FigureMaker] = {f"convergence_{first}": lambda: draw_convergence(tables, run, setup.objective)}
-    is_predicted = all((PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications)
-    if len(tables.lattice.knobs) == 1 and is_predicted:
-        made[f"picks_{first}"] = lambda: draw_picked_clocks(tables, comparison, setup.objective)
-    if "Graph500" not in tables.applications:
-        return made
-    models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
-    study = load_study("hd7970_figures")
-    return made if study is None else made | study.list_figures(tables, comparison, models)

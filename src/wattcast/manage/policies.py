@@ -322,43 +322,11 @@ def find_static_best(tables: PlantTables, application: str, objective: Objective
     return int((np.log(objective.total(time_s, energy_j)) + penalty).argmin())
 
 
-def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup) -> PolicyRun | None:
-    """Run one application under one policy; None where the plant does not give what the policy needs."""
-    played = {PolicyName.HARMONIA, PolicyName.COARSE, PolicyName.CORE_CLOCK, PolicyName.GUIDED, PolicyName.PRINTED}
-    if policy in played:
-        return _run_controller(tables, application, policy, setup)
-    if policy is PolicyName.RACE_TO_IDLE:
-        return _race_to_idle(tables, application, setup.objective)
-    chosen = np.full(len(tables.kernels), tables.lattice.flat_index(tables.default), dtype=np.int64)
-    if policy is PolicyName.ORACLE:
-        chosen = find_oracle_settings(tables, setup.objective)
-    elif policy is PolicyName.STATIC:
-        chosen[:] = find_static_best(tables, application, setup.objective)
-    elif policy is PolicyName.PREDICTIVE:
-        if application not in setup.forecast:
-            return None
-        chosen[:] = tables.lattice.flat_index(setup.forecast[application])
-    return PolicyRun(policy, plants.run_at_settings(tables, application, chosen[tables.order(application)]), chosen)
-
-
-def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -> PolicyRun | None:
-    """Run at the highest settings, then idle until the objective's deadline; None where idle power is not known."""
-    top = np.full(len(tables.kernels), tables.lattice.flat_index(tables.lattice.top), dtype=np.int64)
-    played = plants.run_at_settings(tables, application, top[tables.order(application)])
-    deadline_s = 0.0
-    if objective.latency_s is not None:
-        deadline_s = objective.latency_s * len(played.chosen)
-    elif objective.slowdown is not None:
-        usual_s = float(tables.time_s[played.phase, tables.lattice.flat_index(tables.default)].sum())
-        deadline_s = usual_s * (1.0 + objective.slowdown)
-    idle_s = max(deadline_s - played.total_s, 0.0)
-    if idle_s > 0 and tables.idle_w is None:
-        return None
-    return PolicyRun(PolicyName.RACE_TO_IDLE, played, top, idle_s * (tables.idle_w or 0.0))
-
-
-def make_controller(tables: PlantTables, policy: PolicyName, setup: PolicySetup) -> Harmonia | None:
-    """Make the controller or one of its reduced forms; None where the card lacks the only knob it may turn."""
+def make_controller(tables: PlantTables, policy: PolicyName, setup: PolicySetup) -> Harmonia | PrintedHarmonia | None:
+    """Make the controller or one of its other forms; None where the card lacks the knob or the counter it needs."""
+    if policy is PolicyName.PRINTED:
+        known = setup.model is not None and "VALUBusy" in tables.counters
+        return PrintedHarmonia(tables.lattice, tables.default, setup.model) if known and setup.model else None
     free = None
     if policy is PolicyName.CORE_CLOCK:
         free = tuple(knob.role is KnobRole.CORE_CLOCK for knob in tables.lattice.knobs)
@@ -368,24 +336,42 @@ def make_controller(tables: PlantTables, policy: PolicyName, setup: PolicySetup)
     return Harmonia(tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine)
 
 
-def _run_controller(
-    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
-) -> PolicyRun | None:
-    controller: Any = make_controller(tables, policy, setup)
-    if policy is PolicyName.PRINTED:
-        known = setup.model is not None and "VALUBusy" in tables.counters
-        controller = PrintedHarmonia(tables.lattice, tables.default, setup.model) if known and setup.model else None
-    if controller is None or (policy is PolicyName.GUIDED and application not in setup.forecast):
-        return None
-    if policy is PolicyName.GUIDED:
-        hint = setup.forecast[application]
-        controller = replace(controller, hint={tables.kernels[p]: hint for p in tables.order(application)})
-    played, state = plants.play_application(tables, application, controller, setup.noise, setup.seed)
-    # The settings kept at the end: those a kernel with one phase settled on, else those of the phase's last run.
-    converged = np.full(len(tables.kernels), tables.lattice.flat_index(tables.default), dtype=np.int64)
-    converged[played.phase] = played.chosen  # later runs overwrite earlier ones
-    for phase in np.unique(played.phase):
-        memory = state.kernels.get(tables.kernels[phase])
-        if memory is not None and memory.settled and tables.kernels.count(tables.kernels[phase]) == 1:
-            converged[phase] = tables.lattice.flat_index(memory.next_settings)
-    return PolicyRun(policy, played, converged)
+def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup) -> PolicyRun | None:
+    """Run one application under one policy; None where the plant does not give what the policy needs."""
+    objective, order, usual = setup.objective, tables.order(application), tables.lattice.flat_index(tables.default)
+    chosen = np.full(len(tables.kernels), usual, dtype=np.int64)
+    idle_s = 0.0
+    match policy:
+        case PolicyName.ORACLE:
+            chosen = find_oracle_settings(tables, objective)
+        case PolicyName.STATIC:
+            chosen[:] = find_static_best(tables, application, objective)
+        case PolicyName.PREDICTIVE | PolicyName.GUIDED if application not in setup.forecast:
+            return None
+        case PolicyName.PREDICTIVE:
+            chosen[:] = tables.lattice.flat_index(setup.forecast[application])
+        case PolicyName.RACE_TO_IDLE:  # at the highest settings, then idle until the deadline
+            chosen[:] = tables.lattice.flat_index(tables.lattice.top)
+            usual_s = float(tables.time_s[order, usual].sum())
+            deadline_s = 0.0 if objective.slowdown is None else usual_s * (1.0 + objective.slowdown)
+            deadline_s = deadline_s if objective.latency_s is None else objective.latency_s * len(order)
+            idle_s = max(deadline_s - float(tables.time_s[order, chosen[order]].sum()), 0.0)
+            if idle_s > 0 and tables.idle_w is None:
+                return None
+        case PolicyName.HARMONIA | PolicyName.COARSE | PolicyName.CORE_CLOCK | PolicyName.GUIDED | PolicyName.PRINTED:
+            controller: Any = make_controller(tables, policy, setup)
+            if controller is None:
+                return None
+            if policy is PolicyName.GUIDED:
+                hint = setup.forecast[application]
+                controller = replace(controller, hint={tables.kernels[p]: hint for p in order})
+            played, state = plants.play_application(tables, application, controller, setup.noise, setup.seed)
+            # The settings kept at the end: those a kernel with one phase settled on, else those of the last run.
+            chosen[played.phase] = played.chosen  # later runs overwrite earlier ones
+            for phase in np.unique(played.phase):
+                memory = state.kernels.get(tables.kernels[phase])
+                if memory is not None and memory.settled and tables.kernels.count(tables.kernels[phase]) == 1:
+                    chosen[phase] = tables.lattice.flat_index(memory.next_settings)
+            return PolicyRun(policy, played, chosen)
+    played = plants.run_at_settings(tables, application, chosen[order])
+    return PolicyRun(policy, played, chosen, idle_s * (tables.idle_w or 0.0))

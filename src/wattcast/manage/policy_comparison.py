@@ -27,7 +27,7 @@ from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import clock_forecast, hd7970
-from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, Settings, run_at_settings
+from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, PlayedRun, Settings, run_at_settings
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, run_policy
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.sensitivity_model import SensitivityModel, load_shipped_model, read_sensitivity_model
@@ -91,18 +91,17 @@ def compare_policies(
             found = {p: run_policy(tables, application, p, setup) for p in PolicyName if p in needed}
             done = {p: r for p, r in found.items() if r is not None}
             runs |= {(p, application): r for p, r in done.items()}
-            base, best = done[PolicyName.DEFAULT], done[PolicyName.ORACLE]
+            base, best = done[PolicyName.DEFAULT].played, done[PolicyName.ORACLE].played
             outcomes += [_judge_run(tables, r, base, best, setup.objective) for p, r in done.items() if p in policies]
     return PolicyComparison(setup.objective, tuple(outcomes), runs)
 
 
 def _judge_run(
-    tables: PlantTables, run: PolicyRun, default: PolicyRun, oracle: PolicyRun, objective: Objective
+    tables: PlantTables, run: PolicyRun, base: PlayedRun, best: PlayedRun, objective: Objective
 ) -> PolicyOutcome:
     application = run.played.application
     order = tables.order(application)
     settled = run_at_settings(tables, application, run.converged[order])
-    base, best = default.played, oracle.played
     shares: dict[str, float] = {}
     for ending, played in zip(ENDINGS, (settled, run.played), strict=True):
         time_s, energy_j = played.total_s, played.total_j + run.idle_j

@@ -240,7 +240,14 @@ class SearchView:
         if problem.core is not None and len(self.alike) > 1:  # clocks above a plateau's edge change nothing
             self.tops = move_knob(self.tops, problem.core, self.best[problem.core])
         self.measured = beliefs is None
-        self.beliefs = self._sensed_beliefs() if beliefs is None else beliefs
+        if beliefs is None:  # compute sensitivity from the sensing step, and the rest of 1 for that to memory
+            sensing, compute, memory_bound = problem.sensing_step(self.default), None, None
+            if sensing is not None and sensing[0] in self.seen and self.default in self.seen:
+                low, high = self.seen[sensing[0]], self.seen[self.default]
+                compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
+                memory_bound = 1.0 - compute
+            beliefs = SensitivityBeliefs(compute, memory_bound, tuning.measured_margin)
+        self.beliefs = beliefs
 
     def _score_seen(self) -> dict[Settings, float]:
         """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions are faster with."""
@@ -267,15 +274,6 @@ class SearchView:
                 if over > BOUND_SLACK:
                     found[s] += BOUND_PENALTY + BOUND_PENALTY * over
         return found
-
-    def _sensed_beliefs(self) -> SensitivityBeliefs:
-        """Take compute sensitivity from the sensing step, and the rest of 1 for the sensitivity to memory."""
-        margin, sensing = self.problem.tuning.measured_margin, self.problem.sensing_step(self.default)
-        if sensing is None or sensing[0] not in self.seen or self.default not in self.seen:
-            return SensitivityBeliefs(None, None, margin)
-        low, high = self.seen[sensing[0]], self.seen[self.default]
-        compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
-        return SensitivityBeliefs(compute, 1.0 - compute, margin)
 
     @cached_property
     def default(self) -> Settings:

@@ -239,7 +239,11 @@ class LatencyKeeper:
         latest, lately, long = (self._read_window(seconds) for seconds in (0.0, self.short_s, self.load_s))
         if lately.seconds < 0.5 * self.short_s or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0:
             return self.level
-        self._note_late(now_s, lately)
+        if now_s - self._judged_s >= self.short_s:  # a minute with 1 % late requests is remembered for an hour or so
+            self._judged_s = now_s
+            late = lately.ttft.count_above(self.limits.ttft_s), lately.tpot.count_above(self.limits.tpot_s)
+            is_late = max(late) > 0.01 * lately.ttft.count
+            self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
         output, tpot_s, ttft_s = long.tokens / long.ttft.count, self._care * self.limits.tpot_s, self.limits.ttft_s
         steps = self._scale_forecast(latest, long, output)
         a, w = steps.empty_s, steps.request_s
@@ -263,14 +267,6 @@ class LatencyKeeper:
         if wanted > self.level or (wanted < self.level and now_s - self._moved_s >= self.patience_s):
             self.level, self.why, self._moved_s = max(wanted, self.level - 4), why, now_s
         return self.level
-
-    def _note_late(self, now_s: float, lately: _ServingWindow) -> None:
-        """Keep farther from the limits after a minute in which 1 % of the requests were late, for an hour or so."""
-        if now_s - self._judged_s >= self.short_s:
-            self._judged_s = now_s
-            late = lately.ttft.count_above(self.limits.ttft_s), lately.tpot.count_above(self.limits.tpot_s)
-            is_late = max(late) > 0.01 * lately.ttft.count
-            self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
 
     def _scale_forecast(self, latest: _ServingWindow, long: _ServingWindow, output: float) -> StepForecast:
         """Return what steps take at each level: as forecast, times what was measured over that.

@@ -10,6 +10,7 @@ the time before a short run. ``probe_sensor`` measures both instead of assuming 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -255,35 +256,19 @@ IDLE_S, LOAD_S = 2.5, 3.0
 def probe_sensor(source: str = "auto", index: int = 0) -> tuple[PowerSensor, EnergySamples]:
     """Idle, then copy random data steadily; return what the sensor showed and all samples."""
     with Sampler(source, index) as sampler:
-        load = _copy_load()
+        torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+        step_s = copied = None
+        if torch is not None and torch.cuda.is_available():
+            given = torch.randn(2**28, device="cuda")
+            copied = given.clone()
+            torch.cuda.synchronize()
         mark = sampler.head
         time.sleep(IDLE_S)
-        step_s = time.monotonic() if load is not None else None
-        if load is not None:
-            load(LOAD_S)
+        if copied is not None:
+            step_s = time.monotonic()
+            while time.monotonic() < step_s + LOAD_S:
+                for _ in range(40):
+                    copied.copy_(given)
+                torch.cuda.synchronize()
         samples = sampler.since(mark)
     return describe_sensor(samples, step_s), samples
-
-
-def _copy_load() -> Any:
-    """Return a function that copies random data for some seconds; None where PyTorch or CUDA is missing."""
-    try:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise MissingTool("no CUDA device")
-    except (ImportError, MissingTool):
-        return None
-    source = torch.randn(2**28, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    torch.cuda.synchronize()
-
-    def load(length_s: float) -> None:
-        end_s = time.monotonic() + length_s
-        while time.monotonic() < end_s:
-            for _ in range(40):
-                target.copy_(source)
-            torch.cuda.synchronize()
-
-    return load

@@ -46,17 +46,6 @@ def _read_numbers(r: MicroRow, gpu: Gpu) -> dict[str, float | None]:
     }
 
 
-def make_rows(results: Sequence[MicroRow], gpu: Gpu, group: str) -> list[Row]:
-    """Return the cells of one group's table; a benchmark measured twice shows its first round."""
-    rows = []
-    for r in keep_first_rounds(results).values():
-        if r.group == group:
-            shown = [(value, *NUMBERS[name][1:]) for name, value in _read_numbers(r, gpu).items()]
-            cells = [_format_number(value, scale, digits) for value, heading, scale, digits in shown if heading]
-            rows.append([mark_name(r), r.operation, *cells, str(r.ticks) if r.ticks else "-"])
-    return rows
-
-
 def mark_name(r: MicroRow) -> str:
     """Return a benchmark's name, with a mark where its kernel is known to have a fault."""
     fault = find_fault(r)
@@ -69,8 +58,14 @@ def _format_number(value: float | None, scale: float = 1.0, digits: int = 4) -> 
 
 def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
     """Return the head and rows of every table by its title: one a group, latencies, devices and what must hold."""
+    groups: dict[str, list[Row]] = {group: [list(COLUMNS)] for group in GROUPS}
+    for r in keep_first_rounds(results).values():  # of a benchmark that was measured twice
+        if r.group in groups:
+            shown = [(value, *NUMBERS[name][1:]) for name, value in _read_numbers(r, gpu).items()]
+            cells = [_format_number(value, scale, digits) for value, heading, scale, digits in shown if heading]
+            groups[r.group].append([mark_name(r), r.operation, *cells, str(r.ticks) if r.ticks else "-"])
     return {
-        **{group: [list(COLUMNS), *make_rows(results, gpu, group)] for group in GROUPS},
+        **groups,
         "Latencies": make_latency_rows(results, gpu),
         "Devices side by side": make_device_rows(results, gpu),
         "What must hold": make_truth_rows(results, gpu),

@@ -272,7 +272,19 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     causes.add_row("together", *(_format_signed(sum(of.values()), unit) for of, unit in terms), style="bold")
     console.print(causes)
     if found.operators:
-        console.print(_tabulate_operators(found))
+        rows = new_table("operator", "calls", *(name for name, _, _ in _QUANTITIES))
+        ranked = sorted(found.operators, key=lambda pair: -_largest_share(pair, found.a))
+        for pair in ranked[:MOST_LISTED]:
+            counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
+            rows.add_row(escape(pair.name), " -> ".join(dict.fromkeys(counts)), *_format_sums([pair]))
+        if rest := ranked[MOST_LISTED:]:
+            rows.add_row(f"... {len(rest)} more", "", *_format_sums(rest))
+        gaps = [_format_signed(found.b.gap_s - found.a.gap_s, "s"), "", ""]
+        if comparison.GAPS in found.energy_j:
+            of_gaps = (found.power_w.get(comparison.GAPS, 0.0), "W"), (found.energy_j[comparison.GAPS], "J")
+            gaps[1:] = [_format_signed(value, unit) for value, unit in of_gaps]
+        rows.add_row(comparison.GAPS, "", *gaps)
+        console.print(rows)
     if found.module_w:
         modules = new_table("module", "power", "energy")
         for name, watts in sorted(found.module_w.items(), key=lambda item: -abs(item[1])):
@@ -297,26 +309,8 @@ def write_sentence(found: RunComparison) -> str:
     return "; ".join(parts) + "." if parts else "Both sides are equal."
 
 
-def _tabulate_operators(found: RunComparison) -> Any:
-    rows = new_table("operator", "calls", "latency", "power", "energy")
-    a = found.a
-
-    def share(pair: PartDifference) -> float:
-        return float(max(abs(pair.total(column) / getattr(a, column)) for _, column, _ in _QUANTITIES))
-
-    ranked = sorted(found.operators, key=share, reverse=True)
-    for pair in ranked[:MOST_LISTED]:
-        counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
-        calls = " -> ".join(dict.fromkeys(counts))
-        rows.add_row(escape(pair.name), calls, *_format_sums([pair]))
-    rest = ranked[MOST_LISTED:]
-    if rest:
-        rows.add_row(f"... {len(rest)} more", "", *_format_sums(rest))
-    gap = {"s": found.b.gap_s - found.a.gap_s}
-    if comparison.GAPS in found.energy_j:
-        gap |= {"W": found.power_w.get(comparison.GAPS, 0.0), "J": found.energy_j[comparison.GAPS]}
-    rows.add_row(comparison.GAPS, "", *(_format_signed(gap[unit], unit) if unit in gap else "" for unit in "sWJ"))
-    return rows
+def _largest_share(pair: PartDifference, a: RunSummary) -> float:
+    return float(max(abs(pair.total(column) / getattr(a, column)) for _, column, _ in _QUANTITIES))
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:

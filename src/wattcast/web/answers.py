@@ -233,15 +233,12 @@ def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> by
         p = look.prediction
         for share in p.ops:
             watts = {m.name: float(m.power_w) for m in share.modules}
-            words = map(_quote_formula, (p.name, p.gpu, str(share.op), share.op.label))
+            words = [p.name, p.gpu, str(share.op), share.op.label]
+            # a spreadsheet would take such text for a formula (OWASP, CSV injection)
+            words = [f"'{word}" if word[:1] in tuple("=+-@\t\r") else word for word in words]
             numbers = [share.count, float(share.latency_s), float(share.power_w), float(share.energy_j)]
             writer.writerow([index, *words, *numbers, *(watts.get(part, "") for part in parts)])
     return out.getvalue().encode()
-
-
-def _quote_formula(cell: str) -> str:
-    """Quote text that a spreadsheet would take for a formula (OWASP, CSV injection)."""
-    return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell else cell
 
 
 JSON, CSV, HTML = "application/json", "text/csv; charset=utf-8", "text/html; charset=utf-8"
