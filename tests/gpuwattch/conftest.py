@@ -13,7 +13,7 @@ from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_arc
 from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
 from wattcast.gpuwattch.energy_table import read_component_set
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
-from wattcast.gpuwattch.trace_run import TraceRun, WantedFiles
+from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TraceRun
 
 COLUMNS = [c.column for c in dialect_counters(SimulatorDialect.GPUWATTCH)]
 TraceMaker = Callable[..., Path]
@@ -66,7 +66,7 @@ def demo_run(tmp_path: Path):
         components = read_component_set(SimulatorDialect.GPUWATTCH, compat)
         model = build_component_model(demo_architecture(), demo_energies(), components).model
         trace = open_metric_trace(path, SimulatorDialect.GPUWATTCH)
-        more.setdefault("wanted", WantedFiles(parquet=False))
+        more.setdefault("wanted", (*LOGS, FIGURE))
         out = more.pop("out", tmp_path / "out")
         return TraceRun(trace, model, components, sampling or TraceSampling(500, 1e9), out, **more)
 

@@ -22,7 +22,7 @@ from wattcast.gpuwattch import trace_reading
 from wattcast.gpuwattch.architecture import SimulatorConfig, SteadyStateDefinition, read_simulator_config
 from wattcast.gpuwattch.trace_outputs import GrowingTextFile, restore_idle_sms
 from wattcast.gpuwattch.trace_reading import CLOCK, INSTRUCTIONS, VOLTAGE, TraceSampling
-from wattcast.gpuwattch.trace_run import WantedFiles, run_trace
+from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TABLE, run_trace
 from wattcast.gpuwattch.trace_statistics import KernelEndFinder, ListedKernel, SteadyStateFinder, read_kernel_list
 
 
@@ -282,7 +282,7 @@ def test_parquet_holds_every_sample(write_trace: TraceMaker, demo_run) -> None:
     pytest.importorskip("pyarrow")
     import polars as pl
 
-    job = demo_run(write_trace(with_ends(KERNELS)), wanted=WantedFiles())
+    job = demo_run(write_trace(with_ends(KERNELS)), wanted=(*LOGS, TABLE, FIGURE))
     result = run_trace(job)
     frame = pl.read_parquet(job.out / "samples.parquet")
     assert frame.height == 25

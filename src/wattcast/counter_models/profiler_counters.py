@@ -17,7 +17,7 @@ import io
 import math
 import re
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -139,21 +139,29 @@ def compute_ncu_events(metrics: Mapping[str, Array]) -> dict[str, Array]:
     >>> {name: value.tolist() for name, value in compute_ncu_events({"lts__t_bytes.sum": np.array([64.0])}).items()}
     {'l2_byte': [64.0]}
     """
-    count = len(next(iter(metrics.values()), ()))
+    return sum_mapped_events(_read_map("map_ncu.csv"), metrics)
+
+
+def sum_mapped_events(mapped: Iterable[Mapping[str, str]], metrics: Mapping[str, Array]) -> dict[str, Array]:
+    """Return each event as Σ factor · metric (· ``times``, / ``per``), zero or more.
+
+    An event is left out where one of its metrics is not there, unless its row says that it is not needed.
+    """
     found: dict[str, Array] = {}
     lacking = set()
-    for row in _read_map("map_ncu.csv"):  # an event is Σ factor · metric (· another, / another), zero or more
-        event = row["event"]
-        if any(name and name not in metrics for name in (row["metric"], row["per"], row["times"])):
-            lacking.add(event)
+    for row in mapped:
+        event, times, per = row["event"], row.get("times"), row.get("per")
+        if any(name and name not in metrics for name in (row["metric"], per, times)):
+            if row.get("needed", "yes") == "yes":
+                lacking.add(event)
             continue
         amount = float(row["factor"]) * metrics[row["metric"]]
-        if row["times"]:
-            amount = amount * metrics[row["times"]]
-        if row["per"]:
-            below = metrics[row["per"]]
+        if times:
+            amount = amount * metrics[times]
+        if per:
+            below = metrics[per]
             amount = np.divide(amount, below, out=np.where(np.isnan(below), below, 0.0), where=below > 0)
-        found[event] = found.get(event, np.zeros(count)) + amount
+        found[event] = found.get(event, 0.0) + amount
     return {event: np.maximum(total, 0.0) for event, total in found.items() if event not in lacking}
 
 

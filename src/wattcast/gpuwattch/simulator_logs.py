@@ -18,6 +18,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import read_bytes, read_shipped_table
+from wattcast.counter_models.profiler_counters import sum_mapped_events
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
 from wattcast.gpuwattch.trace_statistics import parse_figure
 from wattcast.hardware import OperatingPoint
@@ -202,18 +203,11 @@ def read_gem5_stats(path: Path) -> CountedKernels:
 
 
 def _map_statistics(where: str, name: str, rows: Iterable[Mapping[str, float]]) -> tuple[tuple[str, ...], Array]:
-    """Add up the statistics of each event, zero or more; an event is left out where one of them is missing."""
-    found: dict[str, Array] = {}
-    lacking = set()
+    """Return the events that the statistics of all rows determine, and their values."""
     table = list(rows)
-    for line in read_shipped_table("wattcast.gpuwattch", name):
-        if not all(line["statistic"] in row for row in table):
-            if line["needed"] == "yes":
-                lacking.add(line["event"])
-            continue
-        amount = float(line["factor"]) * np.array([row[line["statistic"]] for row in table])
-        found[line["event"]] = found.get(line["event"], np.zeros(len(table))) + amount
-    kept = {event: np.maximum(value, 0.0) for event, value in found.items() if event not in lacking}
+    shared = set.intersection(*map(set, table))
+    columns = {name: np.array([row[name] for row in table]) for name in shared}
+    kept = sum_mapped_events(read_shipped_table("wattcast.gpuwattch", name), columns)
     if not kept or not all(np.isfinite(value).all() for value in kept.values()):
         raise bad_value(where, "finite figures of at least one event", ", ".join(kept) or "none")
     return tuple(kept), np.stack(list(kept.values()), axis=-1)

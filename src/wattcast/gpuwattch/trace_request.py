@@ -31,13 +31,18 @@ from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_comp
 from wattcast.gpuwattch.simulator_logs import CountedKernels, CounterSource
 from wattcast.gpuwattch.trace_outputs import draw_component_power
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
-from wattcast.gpuwattch.trace_run import TraceResult, TraceRun, WantedFiles, run_trace
+from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TABLE, TraceResult, TraceRun, run_trace
 from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.power.component_power import read_mcpat
 from wattcast.power.power_model import Power, VoltageCurve
 
 SIMULATOR_CONFIG_FILE = "gpgpusim.config"
 _MAX_STEPS_BYTE = 64 << 20
+SWITCHED_LOGS = {  # options of the simulator's configuration, and the files that they switch off
+    "power_simulation_enabled": ("power_report",),
+    "power_trace_enabled": ("power_trace", "metric_trace"),
+    "steady_power_levels_enabled": ("steady_state_tracking",),
+}
 _SAME_FACTOR = 1e-4  # files print factors with five digits and more
 
 
@@ -89,8 +94,8 @@ def make_power_trace(
             figure = draw_component_power(result.timeline, job.model.parts, title, caption)
             buffer = io.BytesIO()
             figure.savefig(buffer, format="png", dpi=144)
-            write_whole(request.out / "components.png", buffer.getvalue())
-            result.files.append(request.out / "components.png")
+            write_whole(request.out / FIGURE, buffer.getvalue())
+            result.files.append(request.out / FIGURE)
     return job, result
 
 
@@ -127,14 +132,12 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     if parquet and importlib.util.find_spec("pyarrow") is None:
         parquet = False
         notes.append("no Parquet table: pyarrow is not installed")
-    outputs = WantedFiles(parquet=parquet, figure=request.figure)
-    if request.simulator_config is not None:  # which may switch files off
+    outputs = [*LOGS, *[TABLE] * parquet, *[FIGURE] * request.figure]
+    if request.simulator_config is not None:
         if config.power_per_cycle_dump:
             notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
-        switches = ("power_simulation_enabled", "power_trace_enabled", "steady_power_levels_enabled")
-        report, traces, steady = (bool(getattr(config, name)) for name in switches)
-        outputs = WantedFiles(report, traces, traces, steady, parquet, request.figure)
-        if off := [name for name in switches if not getattr(config, name)]:
+        if off := [switch for switch in SWITCHED_LOGS if not getattr(config, switch)]:
+            outputs = [file for file in outputs if not any(file in SWITCHED_LOGS[switch] for switch in off)]
             notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
     scaling, custom = found.trace_scaling(request), components.custom
     run = TraceRun(

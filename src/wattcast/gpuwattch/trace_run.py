@@ -5,7 +5,7 @@ One pass goes over the trace in blocks of rows, so that memory does not grow wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
@@ -24,17 +24,13 @@ from wattcast.power.activity import Activity
 from wattcast.power.component_power import ComponentPower
 from wattcast.power.power_model import Power
 
-
-@dataclass(frozen=True)
-class WantedFiles:
-    """The files that a pass writes."""
-
-    report: bool = True
-    power_trace: bool = True
-    metric_trace: bool = True
-    steady: bool = True
-    parquet: bool = True
-    figure: bool = True  # only its data are gathered: it is drawn elsewhere
+LOGS = {  # files that a pass writes, and what the manual calls them (section 4.3)
+    "power_trace": "power_trace",
+    "metric_trace": "metric_trace",
+    "steady_state_tracking": "steady_state_tracking_report",
+    "power_report": "power_report",
+}
+TABLE, FIGURE = "samples.parquet", "components.png"  # of the figure only the data are gathered: it is drawn elsewhere
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class TraceRun:
     out: Path
     kernels: tuple[trace_statistics.ListedKernel, ...] = ()
     config: SimulatorConfig = field(default_factory=SimulatorConfig)
-    wanted: WantedFiles = field(default_factory=WantedFiles)
+    wanted: Collection[str] = (*LOGS, TABLE, FIGURE)
     compress: bool | None = None  # default: as the trace is
     stamp: str = ""  # date and time in the names of files, as the manual has them; empty: plain names
     tell: Callable[[TraceResult], None] | None = None  # hears the sums after every block of a growing trace
@@ -254,30 +250,20 @@ class _TracePass:
 
     def open_files(self, files: ExitStack) -> None:
         """Open the files that grow with the trace and write their headers."""
-
-        wanted, stamp = self.job.wanted, self.job.stamp
-
-        def text(is_wanted: bool, plain: str, manual: str, compress: bool) -> trace_outputs.GrowingTextFile | None:
-            if not is_wanted:
-                return None
-            name = f"gpgpusim_{manual}_{stamp}.log" if stamp else f"{plain}.log"  # manual, section 4.3
-            file = files.enter_context(trace_outputs.GrowingTextFile(self.job.out / name, compress))
-            self.result.files.append(file.path)
-            return file
-
-        self.power = text(wanted.power_trace, "power_trace", "power_trace", self.compress)
-        self.metric = text(wanted.metric_trace, "metric_trace", "metric_trace", self.compress)
-        steady = "steady_state_tracking"
-        self.steady = text(wanted.steady, steady, f"{steady}_report", self.compress)
-        self.report = text(wanted.report, "power_report", "power_report", compress=False)
+        out, wanted, stamp = self.job.out, self.job.wanted, self.job.stamp
+        self.logs: dict[str, trace_outputs.GrowingTextFile] = {}
+        for log in (log for log in LOGS if log in wanted):
+            path = out / (f"gpgpusim_{LOGS[log]}_{stamp}.log" if stamp else f"{log}.log")
+            compress = self.compress and log != "power_report"
+            self.logs[log] = files.enter_context(trace_outputs.GrowingTextFile(path, compress))
+            self.result.files.append(self.logs[log].path)
         self.parquet = None
-        if wanted.parquet:
-            self.parquet = files.enter_context(trace_outputs.ParquetTable(self.job.out / "samples.parquet"))
+        if TABLE in wanted:
+            self.parquet = files.enter_context(trace_outputs.ParquetTable(out / TABLE))
             self.result.files.append(self.parquet.path)
-        if self.power:
-            self.power.write(self.labels.power_header + "\n")
-        if self.metric:
-            self.metric.write(",".join(self.labels.counters) + "\n")
+        headers = {"power_trace": self.labels.power_header, "metric_trace": ",".join(self.labels.counters)}
+        for log in headers.keys() & self.logs.keys():
+            self.logs[log].write(headers[log] + "\n")
 
     def process_block(self, block: trace_reading.TraceBlock, following: Array | None) -> None:
         """Find kernel ends in a block, compute its power, write it, and add it to the statistics."""
@@ -310,16 +296,16 @@ class _TracePass:
             self.tally.end(finished=False)
         result, job = self.result, self.job
         result.kernels, result.regions, result.timeline = self.tally.kernels, self.states.found, self.timeline
-        if self.report:
+        if report := self.logs.get("power_report"):
             for kernel in result.kernels:
-                self.report.write("".join(trace_outputs.format_kernel_report(kernel, job.kernels, self.labels)))
-        if self.steady:
-            self.steady.write(self.labels.steady_header + "\n")
+                report.write("".join(trace_outputs.format_kernel_report(kernel, job.kernels, self.labels)))
+        if steady := self.logs.get("steady_state_tracking"):
+            steady.write(self.labels.steady_header + "\n")
             per_cycle = 1.0 / job.sampling.sample_cycle
             column = job.trace.optional.get(trace_reading.INSTRUCTIONS)
             regions = [r for r in result.regions if r is not None] if column is not None else []
             ipc = [float(r.counter[column]) * per_cycle for r in regions]
-            self.steady.write("".join(trace_outputs.format_steady_rows(result.regions, job.kernels, job.compat, ipc)))
+            steady.write("".join(trace_outputs.format_steady_rows(result.regions, job.kernels, job.compat, ipc)))
 
     def _write_rows(self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
         compat, part_w = self.job.compat, power.part_w
@@ -334,12 +320,12 @@ class _TracePass:
                     total_w[row] = total_w[row - 1] if row else self.last_w
                     part_w[row] = 0.0
             self.last_w = float(total_w[-1])
-        if self.power:
+        if log := self.logs.get("power_trace"):
             keep = slice(None) if not drop.any() else ~drop
             columns = [total_w[keep], *(part_w[keep, i] for i in range(part_w.shape[1]))]
-            self.writer.submit(trace_outputs.write_number_rows, self.power, columns, compat)
-        if self.metric:
-            self.writer.submit(trace_outputs.write_text_rows, self.metric, block.text, drop, compat)
+            self.writer.submit(trace_outputs.write_number_rows, log, columns, compat)
+        if log := self.logs.get("metric_trace"):
+            self.writer.submit(trace_outputs.write_text_rows, log, block.text, drop, compat)
 
     def _add_kernels(
         self, power: Power, total_w: Array, block: trace_reading.TraceBlock, lanes: Array | None, ends: Mask
@@ -353,7 +339,7 @@ class _TracePass:
             if b > a + 1:
                 threads = None if lanes is None else lanes[run]
                 self.tally.add(total_w[run], power.part_w[run], block.value[run], threads)
-                if self.steady:
+                if "steady_state_tracking" in self.logs:
                     self.states.add(steady_w[run], block.value[run])
             if b < len(block):
                 self.tally.end()
@@ -365,7 +351,7 @@ class _TracePass:
         kept = {name: np.broadcast_to(values, ends.shape)[keep] for name, values in columns.items()}
         part_w = power.part_w[keep] if ends.any() else power.part_w
         duration_s, total_w = kept["duration_s"], kept["power_w"]
-        if self.job.wanted.figure:
+        if FIGURE in self.job.wanted:
             self.timeline.add(part_w, duration_s)
         if self.parquet and len(total_w):
             place = {
