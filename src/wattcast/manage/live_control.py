@@ -190,7 +190,15 @@ class LivePlant:
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
         if self._blind == BLIND_PERIODS and self.controlled:
             self.say("no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)")
-        self._note_saturation(end.reading)
+        reading, busy = end.reading, float(end.reading.busy)
+        if not self._reported and math.isfinite(reading.work_per_s) and not reading.memory_busy >= IN_USE:
+            busy = min(busy, float(reading.busy >= SATURATED and reading.work_per_s >= IN_USE * reading.core_hz))
+        if math.isfinite(busy):
+            was = self.saturated
+            self._busy.append(busy)
+            if was and not self.saturated and self.controlled:
+                said = "the card waits for work, so that a lower clock would lengthen response times unseen"
+                self.say(f"{said}; nothing is slowed without a latency signal (--metrics)")
         # The reported clock is a governor's only while the card works: an idle card's clock says nothing.
         lowest_hz = self.lattice.knobs[0].levels[0] if self.lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
         is_held = end.reading.busy >= BUSY and end.reading.core_hz >= lowest_hz  # False for NaN
@@ -203,17 +211,6 @@ class LivePlant:
         if seen.usable and seen.core_hz > 0:  # False for NaN
             each = seen.duration_s * np.array([1.0, seen.work / seen.duration_s, seen.power_w, seen.core_hz])
             self.totals[seen.settings] = self.totals.get(seen.settings, 0.0) + each
-
-    def _note_saturation(self, reading: Any) -> None:
-        busy = float(reading.busy)
-        if not self._reported and math.isfinite(reading.work_per_s) and not reading.memory_busy >= IN_USE:
-            busy = min(busy, float(reading.busy >= SATURATED and reading.work_per_s >= IN_USE * reading.core_hz))
-        if math.isfinite(busy):
-            was = self.saturated
-            self._busy.append(busy)
-            if was and not self.saturated and self.controlled:
-                said = "the card waits for work, so that a lower clock would lengthen response times unseen"
-                self.say(f"{said}; nothing is slowed without a latency signal (--metrics)")
 
     def _set_knobs(self, settings: Settings) -> bool:
         """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""

@@ -24,7 +24,23 @@ def main(arguments: list[str] | None = None) -> int:
     verbs_of_all: tuple[Verb, ...] = (*VERBS, microbench, multimedia)
     for verb in verbs_of_all:
         about = inspect.getdoc(verb) or ""
-        _add_options(verbs.add_parser(verb.__name__, help=about.splitlines()[0], description=about), verb)
+        added = verbs.add_parser(verb.__name__, help=about.splitlines()[0], description=about)
+        added.set_defaults(verb=verb)
+        added.add_argument("--json", action="store_true", help="print JSON")
+        for parameter, kind, option in list_options(verb):
+            name, required = parameter.name, parameter.default is parameter.empty
+            said = argparse.SUPPRESS if option.hidden else option.help.replace("%", "%%")
+            if kind == list[str]:
+                added.add_argument(name, nargs=argparse.REMAINDER, help=said)
+            elif kind == list[Path]:
+                added.add_argument(name, nargs="+", type=Path, help=said)
+            elif option.positional:
+                added.add_argument(name, nargs="?", type=kind, default=parameter.default, help=said)
+            elif name != "json":
+                flag = f"--{option.name or name.replace('_', '-')}"
+                how = {"action": "store_true"} if kind is bool else {"type": (get_args(kind) or (kind,))[0]}
+                default = {} if kind is bool or required else {"default": parameter.default}
+                added.add_argument(flag, dest=name, required=required, help=said, **default, **how)
     given = vars(parser.parse_args(arguments))
     called, as_json = given.pop("verb"), given["json"]
     if "json" not in inspect.signature(called).parameters:
@@ -46,26 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     elif result.text:
         print(result.text)
     return int(result.exit_code)
-
-
-def _add_options(parser: argparse.ArgumentParser, verb: Verb) -> None:
-    """Give the parser of a verb an option for each of its parameters, and ``--json``."""
-    parser.set_defaults(verb=verb)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    for parameter, kind, option in list_options(verb):
-        name, required = parameter.name, parameter.default is parameter.empty
-        said = argparse.SUPPRESS if option.hidden else option.help.replace("%", "%%")
-        if kind == list[str]:
-            parser.add_argument(name, nargs=argparse.REMAINDER, help=said)
-        elif kind == list[Path]:
-            parser.add_argument(name, nargs="+", type=Path, help=said)
-        elif option.positional:
-            parser.add_argument(name, nargs="?", type=kind, default=parameter.default, help=said)
-        elif name != "json":
-            flag = f"--{option.name or name.replace('_', '-')}"
-            how = {"action": "store_true"} if kind is bool else {"type": (get_args(kind) or (kind,))[0]}
-            default = {} if kind is bool or required else {"default": parameter.default}
-            parser.add_argument(flag, dest=name, required=required, help=said, **default, **how)
 
 
 if __name__ == "__main__":

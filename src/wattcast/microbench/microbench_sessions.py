@@ -198,7 +198,15 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
         say(f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks")
         buffers = DeviceBuffers.allocate(device)
         write_heartbeat(campaign.out, "warming up", "microbench")
-        warm_card(bench, buffers, compiled, 0.5 if quick else WARM_S)
+        (warming,) = find_benchmarks(["fp32_fma"])  # to the working temperature: a cold card leaks less
+        ready = benchmark_kernels.prepare_benchmark(warming, buffers, compiled.cubin(warming))
+        iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
+        end_s = time.monotonic() + (0.5 if quick else WARM_S)
+        while time.monotonic() < end_s:
+            for _ in range(5):
+                ready.launch(iterations)
+            device.synchronize()
+        device.unload(ready.kernel)
         bench.idle_power_w = measure_idle_w(bench)
         seen: dict[str, MicroRow] = {}  # rows of an earlier round
         idle_s = 0.75 if quick else IDLE_S
@@ -214,19 +222,6 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
             campaign.run(tasks)
     finally:
         compiled.stop()
-
-
-def warm_card(bench: DeviceBench, buffers: DeviceBuffers, compiled: CompiledKernels, length_s: float) -> None:
-    """Bring the card to its working temperature: a cold card leaks less."""
-    (benchmark,) = find_benchmarks(["fp32_fma"])
-    ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
-    iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
-    end_s = time.monotonic() + length_s
-    while time.monotonic() < end_s:
-        for _ in range(5):
-            ready.launch(iterations)
-        bench.device.synchronize()
-    bench.device.unload(ready.kernel)
 
 
 def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBench:

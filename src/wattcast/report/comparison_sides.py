@@ -36,13 +36,13 @@ from wattcast.report.text_tables import new_table
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_option
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
 _POINT = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
+_UNSAID = (*_POINT, "attention", "head", "skew", "recompute")  # what the title of a workload leaves out
 SPEC_KEYS = (*OPTION_NAMES, *_POINT)
 
 
@@ -111,9 +111,6 @@ def read_pair(
         predict_spec(spec) if spec else read_run(name, gpu, iterations) for spec, name in ((first, a), (second, b))
     )
     return left, right
-
-
-_UNSAID = (*_POINT, "attention", "head", "skew", "recompute")  # what the title of a workload leaves out
 
 
 def predict_spec(spec: PredictionSpec) -> RunSummary:
@@ -380,7 +377,22 @@ def draw_difference(found: RunComparison) -> Figure:
         rows.append((comparison.GAPS, {comparison.GAPS: found.b.gap_s - found.a.gap_s}))
     else:
         rows = [(term, {term: value}) for term, value in found.latency_s.items()]
-    _draw_stacked_bars(left, rows)
+    seen: set[str] = set()  # positive contributions go to the right, negative ones to the left, a dot is their sum
+    for place, (_, terms) in enumerate(rows):
+        ends = [0.0, 0.0]
+        for term, value in terms.items():
+            side = int(value >= 0)
+            label = term if term not in seen and value else None
+            colour = _TERM.get(term, _OTHER)
+            left.barh(place, 1e3 * value, left=1e3 * ends[side], color=colour, label=label)
+            ends[side] += value
+            seen |= {term} if value else set()
+        left.plot(1e3 * sum(terms.values()), place, "o", ms=4, color="#000000", zorder=5)
+    left.set_yticks(range(len(rows)), [name for name, _ in rows])
+    left.invert_yaxis()
+    left.axvline(0.0, color="#000000", lw=0.6)
+    if seen:
+        left.legend(frameon=False, loc="best")
     left.set_xlabel("Time, B - A (ms)")
     values = found.module_w or found.power_w
     names = sorted(values, key=lambda name: -abs(values[name]))
@@ -394,23 +406,3 @@ def draw_difference(found: RunComparison) -> Figure:
     change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.power_w / a.power_w - 1:+.1%} power"
     figure.suptitle(f"{a.name}  →  {b.name}\n{change}", fontsize=10)
     return add_caption(figure, f"Contributions to B - A. {found.rule}.")
-
-
-def _draw_stacked_bars(axes: Axes, rows: list[tuple[str, dict[str, float]]]) -> None:
-    """Stack positive contributions to the right and negative ones to the left, with a dot at the sum."""
-    seen: set[str] = set()
-    for place, (_, terms) in enumerate(rows):
-        ends = [0.0, 0.0]
-        for term, value in terms.items():
-            side = int(value >= 0)
-            label = term if term not in seen and value else None
-            colour = _TERM.get(term, _OTHER)
-            axes.barh(place, 1e3 * value, left=1e3 * ends[side], color=colour, label=label)
-            ends[side] += value
-            seen |= {term} if value else set()
-        axes.plot(1e3 * sum(terms.values()), place, "o", ms=4, color="#000000", zorder=5)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.invert_yaxis()
-    axes.axvline(0.0, color="#000000", lw=0.6)
-    if seen:
-        axes.legend(frameon=False, loc="best")

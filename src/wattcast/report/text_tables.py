@@ -134,7 +134,20 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         rows.add_row(escape(str(share.op)), str(share.count), *time, show(watts, "W", 2), *energy)
     console.print(rows)
     if details:
-        console.print(_tabulate_totals(p))
+        rows = new_table("", "predicted", f"{p.interval.level:.0%} interval", title="One GPU")
+        for name, value, ends, unit in (
+            ("latency", p.latency_s, p.interval.latency_s, "s"),
+            ("power", p.power_w, p.interval.power_w, "W"),
+            ("energy", p.energy_j, p.interval.energy_j, "J"),
+        ):
+            rows.add_row(name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1])
+        rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
+        rows.add_row("clock", show(float(p.clock_hz), "Hz"), "held down by the power limit" if p.capped else "")
+        rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
+        rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
+        origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
+        rows.add_row("coefficients", str(p.status), escape(origin))
+        console.print(rows)
     notes = rank_assumptions(p)
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
@@ -142,20 +155,3 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         rest, ops = len(notes) - len(shown), len(p.basis.timeline.calls)
         more = f"{rest} more assumptions, all {ops} operators, intervals and clocks: --details"
         console.print(f"  {more}", style="dim")
-
-
-def _tabulate_totals(p: Prediction) -> Table:
-    rows = new_table("", "predicted", f"{p.interval.level:.0%} interval", title="One GPU")
-    for name, value, ends, unit in (
-        ("latency", p.latency_s, p.interval.latency_s, "s"),
-        ("power", p.power_w, p.interval.power_w, "W"),
-        ("energy", p.energy_j, p.interval.energy_j, "J"),
-    ):
-        rows.add_row(name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1])
-    rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
-    rows.add_row("clock", show(float(p.clock_hz), "Hz"), "held down by the power limit" if p.capped else "")
-    rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
-    rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
-    origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
-    rows.add_row("coefficients", str(p.status), escape(origin))
-    return rows

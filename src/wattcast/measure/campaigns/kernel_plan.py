@@ -138,7 +138,17 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
         return None
     match operator["op"]:
         case "linear":
-            return _spec_linear(operator)
+            given = {"bias": False, **operator}
+            if given["dtype"] == "tf32":
+                given.pop("out_dtype", None)  # fp32, as its operands
+            narrow = given["dtype"] == "fp8" and given.get("out_dtype") == "bf16"
+            if "weight_dtype" in given or ("out_dtype" in given and not narrow):
+                return None
+            if given["dtype"] == "fp8" and (not narrow or any(given[name] % 16 for name in "mnk")):
+                return None
+            if given.get("turned"):
+                return None if given["dtype"] == "fp8" or given["bias"] else OperatorSpec("linear", given, "tn")
+            return OperatorSpec("linear", given, "nt", "weights")
         case "bmm":
             wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
             mixed = {"weight_dtype", "out_dtype"} & set(operator) and not wide
@@ -164,20 +174,6 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
         case kind if find_measured_call(kind) is not None:
             return OperatorSpec(kind, operator)
     return _spec_elementwise(operator)
-
-
-def _spec_linear(operator: Plain) -> OperatorSpec | None:
-    given = {"bias": False, **operator}
-    if given["dtype"] == "tf32":
-        given.pop("out_dtype", None)  # fp32, as its operands
-    narrow = given["dtype"] == "fp8" and given.get("out_dtype") == "bf16"
-    if "weight_dtype" in given or ("out_dtype" in given and not narrow):
-        return None
-    if given["dtype"] == "fp8" and (not narrow or any(given[name] % 16 for name in "mnk")):
-        return None
-    if given.get("turned"):
-        return None if given["dtype"] == "fp8" or given["bias"] else OperatorSpec("linear", given, "tn")
-    return OperatorSpec("linear", given, "nt", "weights")
 
 
 _CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "groups", "channels_last", "dtype")

@@ -186,39 +186,35 @@ def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0)
     row = make_blank_row(bench, RowKind.BURST, spec, repeat)
     with bench.gpu.prepare(spec) as graph:
         for attempt in range(2):
-            row = _time_burst(bench, graph, row)
+            pause_since(bench.rested_s, bench.tired_s)
+            mark, began_s = bench.sampler.head, time.monotonic()
+            once_s = float(bench.gpu.timed(graph, 1)[0]) * graph.copies
+            replays = int(min(max(BURST_S / once_s, 3), 60))
+            if replays * once_s > LONGEST_BURST_S:
+                replays = max(int(LONGEST_BURST_S / once_s), 2)
+            copy_s = bench.gpu.timed(graph, replays)
+            ended_s = time.monotonic()
+            _note_rest(bench, ended_s, ended_s - began_s)
+            seen = bench.sampler.since(mark - 20)
+            clock = seen.between(began_s, ended_s).known("sm_clock_hz")
+            low = len(clock) > 0 and float(clock.min()) < TOP_SHARE * bench.top_clock_hz
+            flags = ("clock_low",) * low + ("clock_unseen",) * (len(clock) == 0)
+            row = replace(
+                row,
+                **_describe_graph(graph),
+                replays=replays,
+                latency_s=float(np.median(copy_s)),
+                latency_spread_s=float(copy_s.std(ddof=1)),
+                duration_s=float(copy_s.sum()) * graph.copies,
+                sm_clock_hz=float(np.median(clock)) if len(clock) else None,
+                temperature_c=seen.last("temperature_c"),
+                throttle=seen.between(began_s, ended_s).throttle,
+                flags=flags,
+            )
             if "clock_low" not in row.flags:
                 break
             await_top_clock(bench, 1.5 if attempt == 0 else 0.0)
     return row
-
-
-def _time_burst(bench: OperatorBench, graph: CapturedGraph, row: KernelRow) -> KernelRow:
-    pause_since(bench.rested_s, bench.tired_s)
-    mark, began_s = bench.sampler.head, time.monotonic()
-    once_s = float(bench.gpu.timed(graph, 1)[0]) * graph.copies
-    replays = int(min(max(BURST_S / once_s, 3), 60))
-    if replays * once_s > LONGEST_BURST_S:
-        replays = max(int(LONGEST_BURST_S / once_s), 2)
-    copy_s = bench.gpu.timed(graph, replays)
-    ended_s = time.monotonic()
-    _note_rest(bench, ended_s, ended_s - began_s)
-    seen = bench.sampler.since(mark - 20)
-    clock = seen.between(began_s, ended_s).known("sm_clock_hz")
-    low = len(clock) > 0 and float(clock.min()) < TOP_SHARE * bench.top_clock_hz
-    flags = ("clock_low",) * low + ("clock_unseen",) * (len(clock) == 0)
-    return replace(
-        row,
-        **_describe_graph(graph),
-        replays=replays,
-        latency_s=float(np.median(copy_s)),
-        latency_spread_s=float(copy_s.std(ddof=1)),
-        duration_s=float(copy_s.sum()) * graph.copies,
-        sm_clock_hz=float(np.median(clock)) if len(clock) else None,
-        temperature_c=seen.last("temperature_c"),
-        throttle=seen.between(began_s, ended_s).throttle,
-        flags=flags,
-    )
 
 
 def _note_rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
