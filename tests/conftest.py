@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +32,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the backg
 drawn = int(os.environ.get("WATTCAST_EXAMPLES", "50"))  # where a test names no number of its own
 settings.register_profile("wattcast", deadline=None, max_examples=drawn, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
+
+from wattcast.core import measured_rows
+
+read_table_once = cache(measured_rows.read_table)
+
+
+def read_table(path: Path) -> list[measured_rows.Plain]:
+    """Read tables that ship once a worker; each caller gets rows of its own."""
+    shipped = path.is_relative_to(ROOT / "src")
+    return [row.copy() for row in read_table_once(path)] if shipped else read_table_once.__wrapped__(path)
+
+
+measured_rows.read_table = read_table  # before others import it by name
 
 from wattcast.fit import kernel_rows  # after the number of threads, which NumPy asks for once
 
@@ -112,8 +125,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @cache
-def open_locks(folder: Path) -> tuple[IO[str], IO[str]]:
-    return (folder / "gate").open("w"), (folder / "room").open("w")
+def open_locks(folder: Path) -> list[int]:
+    return [os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("gate", "room")]
 
 
 @pytest.hookimpl(optionalhook=True)

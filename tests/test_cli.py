@@ -82,7 +82,7 @@ def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
         return end.children_user + end.children_system - start.children_user - start.children_system
 
     one = min(seconds([files[0]]) for _ in range(3))
-    assert seconds(files) <= 10 * one
+    assert any(seconds(files) <= 10 * one for _ in range(3)), "other work on the machine slows a run, not all"
 
 
 @pytest.mark.parametrize(
