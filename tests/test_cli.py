@@ -179,14 +179,12 @@ def test_model_options_beside_an_operator_list_are_refused(call, workload: str) 
     assert "states its own sizes" in done.err
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_plot_writes_a_figure(call, tmp_path: Path, ending: str) -> None:
+def test_plot_writes_a_figure(call, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"figure.{ending}"
+    path = tmp_path / "figure.pdf"
     done = call(*LLAMA, "--plot", str(path))
     assert done.code == 0, done.err
-    head = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
-    assert path.read_bytes().startswith(head)
+    assert path.read_bytes().startswith(b"%PDF")
     assert str(path) in done.err
 
 

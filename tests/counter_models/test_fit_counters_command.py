@@ -15,14 +15,8 @@ from numpy.testing import assert_allclose
 from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
-from wattcast.counter_models import counter_figures
-from wattcast.counter_models.counter_fit import (
-    CounterFit,
-    CounterFitOptions,
-    counter_fit_to_plain,
-    fit_counters,
-    make_saved_model,
-)
+from wattcast.counter_models import counter_figures, counter_fit
+from wattcast.counter_models.counter_fit import CounterFit, counter_fit_to_plain, fit_counters, make_saved_model
 from wattcast.counter_models.launch_power import CounterBook, KernelLaunch, LaunchKey, estimate_launch_power
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.hardware import OperatingPoint
@@ -58,11 +52,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "t.csv", folder / "map.yaml"
 
 
-@pytest.fixture(scope="module")
-def result() -> CounterFit:
-    return fit_counters({"made": made_table(0.01, floored=True)}, CounterFitOptions(folds=4))
-
-
 def run(*argv: object) -> tuple[str, str]:
     """The command as ``wattcast lab fit counters`` will call it; errors pass through, as they do to ``main``."""
     env = Environment(io.StringIO(), io.StringIO())
@@ -71,9 +60,23 @@ def run(*argv: object) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def printed(files: tuple[Path, Path]) -> tuple[str, str]:
-    """What the command prints; its figures lie in ``figures`` beside the table."""
-    return run(files[0], "--columns", files[1], "--folds", 4, "--json", "--figures", files[0].parent / "figures")
+def command_run(files: tuple[Path, Path]) -> tuple[tuple[str, str], CounterFit]:
+    """What the command prints, and the fit that it made; its figures lie in ``figures`` beside the table."""
+    fits: list[CounterFit] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counter_fit, "fit_counters", lambda *given: fits.append(fit_counters(*given)) or fits[-1])
+        said = run(files[0], "--columns", files[1], "--folds", 4, "--json", "--figures", files[0].parent / "figures")
+    return said, fits[0]
+
+
+@pytest.fixture(scope="module")
+def printed(command_run: tuple[tuple[str, str], CounterFit]) -> tuple[str, str]:
+    return command_run[0]
+
+
+@pytest.fixture(scope="module")
+def result(command_run: tuple[tuple[str, str], CounterFit]) -> CounterFit:
+    return command_run[1]
 
 
 def test_json_holds_the_error_of_each_kind(printed: tuple[str, str]) -> None:
@@ -106,7 +109,7 @@ def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, 
     assert wild_said["models"][0]["test_mape"] > 50.0
     assert any("b4: a broken sensor" in words for words in said["warnings"])
     assert "Not trained on: b77: it is not in the table." in said["warnings"]
-    assert "never trained on" in run(files[0], *options)[0]
+    assert "never trained on" in run(files[0], *options[:-1], "rate")[0]
     columns.write_text(MAP + "test: [b99]\n")
     with pytest.raises(BadInput, match="test: expected groups of the table"):
         run(files[0], *options)

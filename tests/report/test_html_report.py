@@ -102,20 +102,22 @@ def test_a_bad_name_of_the_file_is_said_before_the_work(call, tmp_path: Path) ->
     assert ".html or .pdf" in done.err
 
 
-def test_a_report_prints_on_two_pages_before_its_appendix(call, tmp_path: Path) -> None:
+def test_a_report_prints_on_two_pages_before_its_appendix(call, tmp_path: Path, monkeypatch) -> None:
+    """The page itself; ``tests/web/test_web_page.py`` prints on paper of both sizes."""
     if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no Chromium: apt-get install chromium")
     chips = [find_gpu("h200"), find_gpu("h100-sxm")]
     page = build_report("llama3-8b", chips, ModelOptions(batch=8), RunSettings(), "")
     body = page[: page.index('<article class="appendix"')] + "</body></html>"
-    for paper, width in (("A4", 594), ("Letter", 612)):
-        data = print_report(body, paper)
-        assert {int(float(size)) for size in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ", data)} <= {width, width + 1}
-        assert 1 <= len(re.findall(rb"/Type /Page\b", data)) <= 2
+    monkeypatch.setattr("wattcast.report.html_report.build_report", lambda *given: page)
     out = tmp_path / "report.pdf"
     done = call("report", "gpt2", "--gpu", "h200", "--out", str(out), "--paper", "Letter")
     assert done.code == 0, done.err
-    assert len(re.findall(rb"/Type /Page\b", out.read_bytes())) > 2, "the appendix follows"
+    before, whole = print_report(body, "A4"), out.read_bytes()
+    for data, width in ((before, 594), (whole, 612)):
+        assert {int(float(size)) for size in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ", data)} <= {width, width + 1}
+    assert 1 <= len(re.findall(rb"/Type /Page\b", before)) <= 2
+    assert len(re.findall(rb"/Type /Page\b", whole)) > 2, "the appendix follows"
 
 
 def test_without_a_browser_a_report_says_what_a_pdf_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from wattcast.cli.measure_bridges import prepare_estimate
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import database_folder, read_lines
+from wattcast.counter_models import two_rails
 from wattcast.counter_models.counter_figures import make_rails_figures
 from wattcast.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics, make_table_lines
 from wattcast.counter_models.two_rails import RailsFit, shipped_fit
@@ -180,7 +181,7 @@ def test_a_run_that_is_over_is_estimated_from_files(counted: Path, tmp_path: Pat
     assert run(*argv[:-4], "--counters", str(tmp_path / "none.ncu-rep"), str(path))[0] == 2
 
 
-def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
+def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit, monkeypatch: pytest.MonkeyPatch) -> None:
     table, model, figures = tmp_path / "h200.csv", tmp_path / "model.yaml", tmp_path / "figures"
     assert run("lab", "microbench", "--show", "h200", "--table", str(table))[0] == 0
     argv = ("lab", "fit", "counters", str(table), "--columns", "h200", "--out", str(model), "--figures", str(figures))
@@ -195,6 +196,7 @@ def test_table_and_fit_as_commands(tmp_path: Path, fit: RailsFit) -> None:
     assert others["hybrid_rail"] == pytest.approx(5.8, abs=0.1)
     assert power_model.load_saved_model(model).model.to_plain()["base_w"] == pytest.approx(fit.model.base_w, rel=1e-9)
     assert {path.stem for path in figures.glob("*.png")} == set(make_rails_figures(fit))
+    monkeypatch.setattr(two_rails, "fit_rails", lambda *given, **options: fit)
     code, out = run("lab", "fit", "counters", str(table), "--columns", "h200")
     assert code == 0
     assert "dct_fp64_cached_at_rate" in out
