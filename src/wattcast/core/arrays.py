@@ -46,15 +46,82 @@ def sweep_values(value: Sweepable) -> Array:
     return array[..., 0] if array.ndim else array
 
 
-def index_distinct(values: Iterable[_Value]) -> tuple[list[_Value], npt.NDArray[np.intp]]:
+class CodedColumn(Sequence[_Value]):
+    """Values of many rows, few of them distinct: these, and the place of each row's value among them.
+
+    >>> column = CodedColumn(["a", "b", "c"], np.array([2, 0, 2]))
+    >>> list(column), column.values, column[1], list(column[1:])
+    (['c', 'a', 'c'], ('a', 'c'), 'a', ['a', 'c'])
+    """
+
+    def __init__(self, values: Sequence[_Value], place: npt.NDArray[np.intp]) -> None:
+        """Keep the values that have a row."""
+        used = np.bincount(place, minlength=len(values)) > 0
+        self.values = tuple(value for value, has_row in zip(values, used.tolist(), strict=True) if has_row)
+        self.place = place if used.all() else (used.cumsum() - 1).take(place)
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def __getitem__(self, row: Any) -> Any:
+        place = self.place[row]
+        return CodedColumn(self.values, place) if isinstance(place, np.ndarray) else self.values[place]
+
+    def __iter__(self) -> Iterator[_Value]:
+        return map(self.values.__getitem__, self.place.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    @classmethod
+    def from_parts(cls, parts: Iterable[tuple[Any, Iterable[_Value]]], count: int) -> CodedColumn[_Value]:
+        """Return the column of all rows from the values of some rows each."""
+        values, place = list[_Value](), np.empty(count, np.intp)
+        for rows, some in parts:
+            distinct, own = index_distinct(some)
+            place[rows] = own + len(values)
+            values += distinct
+        names, at = index_distinct(values)
+        return cls(names, at.take(place))
+
+
+def index_distinct(values: Iterable[_Value]) -> tuple[Sequence[_Value], npt.NDArray[np.intp]]:
     """Return the distinct values, in order of first use, and the place of each value among them.
 
     >>> index_distinct("abca")[0], index_distinct("abca")[1].tolist()
     (['a', 'b', 'c'], [0, 1, 2, 0])
     """
-    place: dict[_Value, int] = {}
-    at = np.array([place.setdefault(value, len(place)) for value in values], np.intp)
-    return list(place), at
+    if isinstance(values, CodedColumn):
+        return values.values, values.place
+    values = list(values)
+    place = dict.fromkeys(values, 0)
+    if len(place) == len(values):
+        return values, np.arange(len(values))
+    place.update(zip(place, range(len(place)), strict=True))
+    return list(place), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
+
+
+def split_rows(place: npt.NDArray[np.intp], count: int) -> list[npt.NDArray[np.intp]]:
+    """Return the rows that have each of the places from zero to ``count``.
+
+    >>> [rows.tolist() for rows in split_rows(np.array([1, 0, 1]), 2)]
+    [[1], [0, 2]]
+    """
+    ends = np.bincount(place, minlength=count).cumsum()
+    return np.split(np.argsort(place, kind="stable"), ends[:-1])[:count]
+
+
+def map_distinct(function: Callable[[_Value], Any], values: Iterable[_Value]) -> npt.NDArray[Any]:
+    """Return what a function gives for each value, called once for each distinct one.
+
+    >>> map_distinct(len, ["row", "tile", "row"]).tolist()
+    [3, 4, 3]
+    """
+    distinct, place = index_distinct(values)
+    return np.array([function(value) for value in distinct]).take(place, axis=0)
 
 
 _MANY_ROWS = 8192  # from which threads gain more than starting them takes

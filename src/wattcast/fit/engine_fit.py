@@ -34,7 +34,7 @@ from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, select_operators
 from wattcast.workload.readers.from_huggingface import convert_config
 
 _Value = TypeVar("_Value")
@@ -224,7 +224,7 @@ def _attention_in_steps(
         dynamic_w = timeline.calls * (detail.kernel_j - idle_w * detail.kernel_s) / steps[i].latency_s
         rows = np.flatnonzero(np.isin(timeline.kernels.work.root_family, "engine_paged"))
         other_w[i] = (totals.energy_j - idle_w * totals.latency_s) / steps[i].latency_s - dynamic_w[rows].sum()
-        ops = tuple(timeline.kernels.ops[row] for row in rows)
+        ops = select_operators(timeline.kernels.ops, rows)
         as_rows = build_kernels(ops, (RunCondition(rotated="all"),) * len(ops), gpu, bundle.reference, ())
         alone = bundle.learned.factors(as_rows, blend_corrections(as_rows.work, bundle.corrections))[1]
         own_w[i] = (dynamic_w[rows] * alone / timeline.energy_factor[rows]).sum()

@@ -216,7 +216,7 @@ def collect_held_out(
     return HeldOutRows(
         kind=some.kind,
         family=some.family,
-        group=kernels.work.kernel_family,
+        group=tuple(kernels.work.kernel_family),
         work=tuple(str(op) for op in some.ops),
         data=some.data,
         fold=fold[wanted],

@@ -444,7 +444,7 @@ def describe_cards(
     kernels = tuple(str(op) for op in sample.kernels.ops)
     told = np.array([d == "random" for d in rows.data]) & rows.sustained
     log_ratio = np.log(rows.power_w / total_w)
-    return CardRows(rows.card, memory, log_ratio, sample.kernels.work.kernel_family, kernels, told)
+    return CardRows(rows.card, memory, log_ratio, tuple(sample.kernels.work.kernel_family), kernels, told)
 
 
 def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:

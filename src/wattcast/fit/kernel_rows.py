@@ -20,7 +20,7 @@ from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import RunCondition
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, select_operators
 from wattcast.workload.readers import from_json
 
 # Flags that make a row unfit: the campaign saw the figures move while it measured.
@@ -224,7 +224,7 @@ def settled_figures(rows: KernelRows) -> tuple[Array, Array, Array]:
 def select_kernels(kernels: Kernels, mask: Mask) -> Kernels:
     """Return the kernels of a mask, without any issue order."""
     rows = np.flatnonzero(mask)
-    return kernels.select_rows(rows, tuple(kernels.ops[i] for i in rows))
+    return kernels.select_rows(rows, select_operators(kernels.ops, rows))
 
 
 FOLDS = 5

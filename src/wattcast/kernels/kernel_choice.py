@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, index_distinct, map_blocks
+from wattcast.core.arrays import Array, CodedColumn, index_distinct, map_blocks
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, fields
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
@@ -26,6 +26,7 @@ from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 KERNEL_KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 HOPPER_KIND, VECTOR_KIND = KERNEL_KINDS.index("hopper"), KERNEL_KINDS.index("vector")
 Flags = npt.NDArray[np.bool_]
+_Rows = npt.NDArray[np.intp]
 STANDARD_SIDE = 128.0  # of a tile that feeds the tensor cores of an SM
 _BY_KIND = np.array(
     [
@@ -362,39 +363,40 @@ def pick_kernels(
     sms: float,
 ) -> KernelPicks:
     """Return the kernels of each product: those that ran where names are given, else as fitted, else the fallback."""
-    labels = [find_label(names) if names else None for names, _ in ran]
-    rows_of: dict[str, list[int]] = {}
-    for i, name in enumerate(choosers):
-        if labels[i] is None:
-            rows_of.setdefault(name, []).append(i)
-    found, rest = [], []
-    for name, rows in rows_of.items():
+    named = [i for i, (names, _) in enumerate(ran) if names] if ran.count(NOT_RUN) < len(ran) else []
+    labels = {i: label for i in named if (label := find_label(ran[i][0])) is not None}
+    choosers, place = index_distinct(choosers)
+    if labels:
+        place = place.copy()
+        place[list(labels)] = -1
+    found: list[tuple[_Rows, KernelPicks]] = []
+    rest: list[int] = []
+    for which, name in enumerate(choosers):
+        rows = np.flatnonzero(place == which)
         chooser = choice.get(name) if choice is not None else None
         if chooser is None:
-            rest += rows
+            rest += rows.tolist()
         else:
             columns = np.array([*sizes, *(shape[column] for column in chooser.names)])
             most = _TOGETHER if chooser.alike else _MOST_TOGETHER  # where shares are blended, rounding would show
             found += map_blocks(partial(_pick_fitted, rows, chooser, columns, sms), len(rows), most)
     usual = fallback() if rest else ()
-    for i in rest:
-        labels[i] = usual[i]
-    known = [(i, label) for i, label in enumerate(labels) if label is not None]
-    if known:
+    labels |= {i: usual[i] for i in rest}
+    if labels:
         described = [
             (KERNEL_KINDS.index(label.kind), label.tile_n, label.tile_m, ran[i][1] or (0 if label.split else 1), 1)
-            for i, label in known
+            for i, label in labels.items()
         ]
         of_row, tile_n, tile_m, split, share = np.array(described, dtype=np.float64).T[:, :, np.newaxis]
         kind = of_row.astype(np.int64)
         picks = KernelPicks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
-        found.append(([i for i, _ in known], picks))
-    return _join_picks(found, len(choosers))
+        found.append((np.array(list(labels)), picks))
+    return _join_picks(found, len(place))
 
 
 def _pick_fitted(
-    rows: list[int], chooser: KernelChooser, columns: Array, sms: float, block: slice
-) -> tuple[list[int], KernelPicks]:
+    rows: _Rows, chooser: KernelChooser, columns: Array, sms: float, block: slice
+) -> tuple[_Rows, KernelPicks]:
     """Return a block of the rows and their picks; ``columns`` of all operators are b, m, n, k and the shape."""
     rows = rows[block]
     columns = columns.take(rows, axis=1)
@@ -416,7 +418,7 @@ def _pick_fitted(
     return rows, chooser.picks(best, share / share.sum(axis=1, keepdims=True))
 
 
-def _join_picks(parts: Sequence[tuple[list[int], KernelPicks]], count: int) -> KernelPicks:
+def _join_picks(parts: Sequence[tuple[_Rows, KernelPicks]], count: int) -> KernelPicks:
     """Return the picks of all rows; picks that a row lacks never run. Where every row is sure, one pick is left."""
     width = max([1 if picks.sure.all() else picks.share.shape[1] for _, picks in parts], default=1)
     kind, rest = np.zeros((count, width), np.int64), np.ones((4 + _TILE_CONSTANTS, count, width))
@@ -433,25 +435,23 @@ _Form = TypeVar("_Form", bound=Hashable)
 
 
 def blend_families(
-    name_of: Callable[[_Form, str], str], forms: Sequence[_Form], picks: KernelPicks
-) -> tuple[list[str], dict[str, Array]]:
+    name_of: Callable[[_Form, str], str], forms: CodedColumn[_Form], picks: KernelPicks
+) -> tuple[CodedColumn[str], dict[str, Array]]:
     """Return the family of the likeliest kernel of each row, and columns ``is FAMILY`` of how likely each family is.
 
     ``name_of`` names the family of a product of some form that is run by a kind of kernel. Without columns every row
     is sure of its family.
     """
+    names, by_kind = index_distinct(name_of(form, kind) for form in forms.values for kind in KERNEL_KINDS)
+    family = by_kind[len(KERNEL_KINDS) * forms.place[:, np.newaxis] + picks.kind]  # (row, pick)
+    likeliest = CodedColumn(names, family[:, 0])
     if picks.share.shape[1] == 1:
-        return [name_of(form, KERNEL_KINDS[k]) for form, k in zip(forms, picks.kind[:, 0].tolist(), strict=True)], {}
-    distinct, form = index_distinct(forms)
-    names, by_kind = index_distinct(name_of(form, kind) for form in distinct for kind in KERNEL_KINDS)
-    family = by_kind[len(KERNEL_KINDS) * form[:, np.newaxis] + picks.kind]  # (row, pick)
+        return likeliest, {}
     at = family * len(forms) + np.arange(len(forms))[:, np.newaxis]
     shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(names) * len(forms)).astype(np.float64)
     shares = np.minimum(shares, 1.0)  # rounding must not take a certain family past a threshold of the learned trees
-    columns = {
-        f"is {name}": share for name, share in zip(names, shares.reshape(len(names), -1), strict=True) if share.any()
-    }
-    return [names[i] for i in family[:, 0].tolist()], columns
+    columns = zip(names, shares.reshape(len(names), -1), strict=True)
+    return likeliest, {f"is {name}": share for name, share in columns if share.any()}
 
 
 def choice_to_arrays(choice: KernelChoice, prefix: str) -> dict[str, Any]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable, index_distinct
+from wattcast.core.arrays import Array, CodedColumn, Sweepable, index_distinct, map_distinct
 from wattcast.core.records import dataclass, field
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
 
 Columns = dict[str, Array]  # each ``(row,)``
 Flags = npt.NDArray[np.bool_]
@@ -128,7 +128,7 @@ def _usual_columns(count: int) -> ConditionColumns:
 class KernelWork:
     """Work of all kernels before any clock is known, each column ``(kernel,)``."""
 
-    kernel_family: tuple[str, ...]  # kernels alike enough to share corrections, e.g. "gemm.row"
+    kernel_family: CodedColumn[str]  # kernels alike enough to share corrections, e.g. "gemm.row"
     units: Array  # blocks, or tiles of a product
     unit_flop: Array
     steps: Array  # dependent steps of one unit
@@ -146,15 +146,16 @@ class KernelWork:
     features: Mapping[str, Array] = field(default_factory=dict)  # of shapes alone, for learned residuals
 
     @cached_property
-    def root_family(self) -> tuple[str, ...]:
+    def root_family(self) -> CodedColumn[str]:
         """The family whose measurements each kernel learns from; that of a point convolution is ``gemm``."""
-        return tuple([root_family(name) for name in self.kernel_family])
+        names, place = index_distinct(map(root_family, self.kernel_family.values))
+        return CodedColumn(names, place.take(self.kernel_family.place))
 
     def select_rows(self, rows: _Rows) -> KernelWork:
         """Return the work of some kernels."""
         values = self._table.take(rows, axis=1)
         return KernelWork(
-            kernel_family=tuple([self.kernel_family[i] for i in rows.tolist()]),
+            kernel_family=self.kernel_family[rows],
             features=dict(zip(self.features, values[len(WORK_COLUMNS) :], strict=True)),
             **dict(zip(WORK_COLUMNS, values, strict=False)),
         )
@@ -163,6 +164,19 @@ class KernelWork:
     def _table(self) -> Array:
         """Columns and features, ``(column, kernel)``, of which many graphs take their rows."""
         return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
+
+
+def join_work(parts: Sequence[KernelWork]) -> KernelWork:
+    """Return the work of the kernels of all parts, one part behind the other; features that a part lacks are zero."""
+    ends = list(accumulate(len(part.units) for part in parts))
+    places = [slice(end - len(part.units), end) for part, end in zip(parts, ends, strict=True)]
+    families = zip(places, (part.kernel_family for part in parts), strict=True)
+    features = {name: np.zeros(ends[-1]) for name in dict.fromkeys(chain(*(part.features for part in parts)))}
+    for place, part in zip(places, parts, strict=True):
+        for name, values in part.features.items():
+            features[name][place] = values
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in WORK_COLUMNS}
+    return KernelWork(CodedColumn.from_parts(families, ends[-1]), features=features, **columns)
 
 
 WORK_COLUMNS = (
@@ -205,9 +219,9 @@ class IssueSegment:
 class Kernels:
     """Distinct kernels on the last axis, and the order in which the host issues them."""
 
-    ops: tuple[Operator, ...]  # what each row stands for
-    family: tuple[str, ...]  # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
-    pipe_event: tuple[str, ...]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
+    ops: Sequence[Operator]  # what each row stands for: a tuple, or columns where there are many
+    family: CodedColumn[str]  # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
+    pipe_event: CodedColumn[str]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
     pipe_per_cycle: Sweepable  # (*sweep, kernel) arithmetic of one SM per cycle on that pipe
     flop: Array  # (kernel,)
     sfu_op: Array  # (kernel,)
@@ -215,8 +229,7 @@ class Kernels:
     link_byte: Array  # (kernel,) bytes that leave the device
     segments: tuple[IssueSegment, ...]
     conditions: tuple[RunCondition, ...] = ()
-    notes: tuple[str, ...] = ()  # what had to be assumed of each row; empty: nothing
-    forms: Sequence[list[int]] = ()  # rows that differ in sizes alone (``group_forms``); empty: not grouped yet
+    notes: CodedColumn[str] = CodedColumn((), np.zeros(0, np.intp))  # assumed of each row; empty: nothing
 
     @cached_property
     def key(self) -> Hashable:
@@ -226,29 +239,25 @@ class Kernels:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """All that had to be assumed."""
-        return tuple(dict.fromkeys(note for note in self.notes if note))
+        return tuple(note for note in self.notes.values if note)
 
     def select_rows(
-        self, rows: RowIndex, ops: tuple[Operator, ...], segments: tuple[IssueSegment, ...] = ()
+        self, rows: RowIndex, ops: Sequence[Operator], segments: tuple[IssueSegment, ...] = ()
     ) -> Kernels:
         """Return some rows as kernels of their own; ``ops`` equal theirs under other labels."""
-        some = rows.tolist()
-        family, events, conditions, notes = (
-            tuple([of[i] for i in some]) for of in (self.family, self.pipe_event, self.conditions, self.notes)
-        )
         rate = self.pipe_per_cycle
         return Kernels(
             ops=ops,
-            family=family,
-            pipe_event=events,
+            family=self.family[rows],
+            pipe_event=self.pipe_event[rows],
             pipe_per_cycle=rate if isinstance(rate, float) else rate.take(rows, axis=-1),
             flop=self.flop.take(rows),
             sfu_op=self.sfu_op.take(rows),
             work=self.work.select_rows(rows),
             link_byte=self.link_byte.take(rows),
             segments=segments,
-            conditions=conditions,
-            notes=notes,
+            conditions=tuple([self.conditions[i] for i in rows.tolist()]),
+            notes=self.notes[rows],
         )
 
     @cached_property
@@ -260,8 +269,8 @@ class Kernels:
         products in fp32 are 14.1 % off instead of 17.2; convolutions fit better with whole waves.
         """
         whole = self.work.units == np.rint(self.work.units)
-        tiled = zip(self.family, whole.tolist(), strict=True)
-        return np.array([name == "conv2d" or (name == "gemm" and even) for name, even in tiled], dtype=np.bool_)
+        conv2d, gemm = (map_distinct(name.__eq__, self.family) for name in ("conv2d", "gemm"))
+        return np.asarray(conv2d | (gemm & whole))
 
     @cached_property
     def calls(self) -> Array:
@@ -359,31 +368,30 @@ def as_columns(rows: Sequence[Sequence[float]]) -> Array:
     return flat.reshape(len(rows), -1).T.copy()
 
 
-def group_forms(ops: Sequence[Operator]) -> list[list[int]]:
+def group_forms(ops: Sequence[Operator]) -> Sequence[_Rows]:
     """Return the rows of each form of operator: those of one form differ in sizes alone."""
+    if isinstance(ops, OperatorColumns):
+        return ops.rows_by_form
     rows_of: dict[Hashable, list[int]] = {}
     for i, op in enumerate(ops):
         rows_of.setdefault((op.kind, op.__class__.read_words(op)) if op.stacks else i, []).append(i)
-    return list(rows_of.values())
+    return [np.array(rows) for rows in rows_of.values()]
 
 
-def count_columns(
-    ops: Sequence[Any], count: Callable[[Any], Sequence[Any]], forms: Sequence[list[int]] = ()
-) -> Array:
+def count_columns(ops: Sequence[Any], count: Callable[[Any], Sequence[Any]]) -> Array:
     """Return the numbers that ``count`` gives for each operator as columns, ``(column, operator)``.
 
     Many operators of one form are counted as one, whose sizes are arrays.
     """
     if len(ops) < _MANY_OPS:
         return as_columns([count(op) for op in ops])
-    forms = forms or group_forms(ops)
-    few = [i for rows in forms if len(rows) < _MANY_OPS for i in rows]
-    parts: list[tuple[list[int], Any]] = [(few, as_columns([count(ops[i]) for i in few]))] if few else []
+    forms = group_forms(ops)
+    few = [i for rows in forms if len(rows) < _MANY_OPS for i in rows.tolist()]
+    parts: list[tuple[Any, Any]] = [(few, as_columns([count(ops[i]) for i in few]))] if few else []
     for rows in forms:
         if len(rows) >= _MANY_OPS:
-            one = ops[rows[0]]
-            sizes = {name: np.array([ops[i].__dict__[name] for i in rows], np.float64) for name in one.size_names}
-            parts.append((rows, count(one.with_sizes(sizes))))
+            (one,) = OperatorColumns.from_operators(select_operators(ops, rows)).stack_forms()
+            parts.append((rows, count(one)))
     table = np.empty((len(parts[0][1]), len(ops)))
     for rows, columns in parts:
         for column, values in zip(table, columns, strict=True):

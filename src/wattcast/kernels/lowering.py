@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Sweepable, index_distinct, sweep_values
+from wattcast.core.arrays import Array, CodedColumn, Sweepable, index_distinct, map_blocks, map_distinct, sweep_values
 from wattcast.core.errors import bad_value
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
-from wattcast.kernels.families import KernelMapping, kernel_mappings, load_families
+from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
 from wattcast.kernels.kernel_table import (
     USUAL_CONDITION,
     Columns,
@@ -25,12 +26,19 @@ from wattcast.kernels.kernel_table import (
     RunCondition,
     count_columns,
     family_likelihood,
-    group_forms,
+    join_work,
     merge_families,
     resident_share,
 )
 from wattcast.workload.graph import Graph
-from wattcast.workload.operator_base import Operator, check_size
+from wattcast.workload.operator_base import (
+    MANY_OPS,
+    Operator,
+    OperatorColumns,
+    check_size,
+    index_words,
+    select_operators,
+)
 
 load_families()
 
@@ -50,7 +58,7 @@ CUDA_EVENT = {
     Dtype.BF16: "cuda_fp16_flop",
 }
 PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]))
-GraphRows = tuple[RowIndex, tuple[Operator, ...], tuple[IssueSegment, ...]]
+GraphRows = tuple[RowIndex, Sequence[Operator], tuple[IssueSegment, ...]]
 
 
 def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
@@ -74,7 +82,15 @@ def lower_graphs(graphs: Sequence[Graph], gpu: Gpu, reference: ReferenceChip) ->
 _CONDITIONS = {"": USUAL_CONDITION, "cold": RunCondition(rotated="all"), "warm": RunCondition(rotated="none")}
 
 
-def _distinct_operators(graph: Graph) -> tuple[tuple[Operator, ...], tuple[IssueSegment, ...]]:
+def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSegment, ...]]:
+    lengths = [len(block.ops) for block in graph.blocks]
+    if sum(lengths) >= MANY_OPS:
+        everything = graph.blocks[0].ops if len(lengths) == 1 else list(chain(*(block.ops for block in graph.blocks)))
+        columns = OperatorColumns.from_operators(everything)
+        ops, place = columns.merge_equal()
+        ends = np.cumsum(lengths)[:-1]
+        cut = zip(np.split(place, ends), np.split(columns.sizes[0], ends), graph.blocks, strict=True)
+        return ops, tuple(IssueSegment(rows, counts, block.repeat) for rows, counts, block in cut)
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
@@ -85,25 +101,22 @@ def _distinct_operators(graph: Graph) -> tuple[tuple[Operator, ...], tuple[Issue
 
 
 def build_kernels(
-    ops: tuple[Operator, ...],
+    ops: Sequence[Operator],
     conditions: Sequence[RunCondition],
     gpu: Gpu,
     reference: ReferenceChip,
     segments: tuple[IssueSegment, ...],
 ) -> Kernels:
     """Return the kernels of distinct operators, each run under its condition."""
-    forms = group_forms(ops)
-    examples = [ops[rows[0]] for rows in forms]
-    mappings, form_of, link_byte = kernel_mappings(examples), np.empty(len(ops), np.intp), np.zeros(len(ops))
-    for form, (rows, mapping) in enumerate(zip(forms, mappings, strict=True)):
-        form_of[rows] = form
-        if mapping.link_traffic is not None:
-            link_byte[rows] = [mapping.link_traffic(ops[i]) for i in rows]
-    event_names, rates, form_notes = _choose_pipes(examples, mappings, gpu)
-    words = zip(event_names, form_notes, (op.family for op in examples), strict=True)
-    events, notes, family = (tuple(map(of.__getitem__, form_of.tolist())) for of in zip(*words, strict=True))
+    ops = OperatorColumns.from_operators(ops) if len(ops) >= MANY_OPS else tuple(ops)
+    mappings, link_byte = index_words(ops, kernel_mapping), np.zeros(len(ops))
+    for link_traffic, rows in _rows_by(mappings, "link_traffic"):
+        link_byte[rows] = [link_traffic(ops[i]) for i in rows.tolist()]
+    asked = index_words(ops, lambda op: (kernel_mapping(op).tensor_cores, op.math_dtype))
+    event_names, rates, said = zip(*(_choose_pipe(*pipe, gpu) for pipe in asked.values), strict=True)
+    events, notes = CodedColumn(event_names, asked.place), CodedColumn(said, asked.place)
     conditions = tuple(conditions)
-    flop, sfu_op, read, written = count_columns(ops, _operator_work, forms)
+    flop, sfu_op, read, written = count_columns(ops, _operator_work)
     check_size(ops[int(np.argmax(read + written))])
     key = (ops, conditions, events) if len(ops) <= _MOST_OPS else None  # a million operators take seconds to hash
     work = None if key is None else reference.kept.get(key)  # of a workload met before: no sweep changes it
@@ -115,9 +128,9 @@ def build_kernels(
             reference.kept[key] = work
     return Kernels(
         ops=ops,
-        family=family,
+        family=index_words(ops, attrgetter("family")),
         pipe_event=events,
-        pipe_per_cycle=rates.take(form_of, axis=-1),
+        pipe_per_cycle=_stack_rates(rates).take(asked.place, axis=-1),
         flop=flop,
         sfu_op=sfu_op,
         work=work,
@@ -125,7 +138,6 @@ def build_kernels(
         segments=segments,
         conditions=conditions,
         notes=notes,
-        forms=forms,
     )
 
 
@@ -134,19 +146,22 @@ _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of o
 
 
 def compute_work(
-    ops: Sequence[Operator], conditions: Sequence[RunCondition], events: Sequence[str], reference: ReferenceChip
+    ops: Sequence[Operator], conditions: Sequence[RunCondition], events: CodedColumn[str], reference: ReferenceChip
 ) -> KernelWork:
     """Return the work columns of all operators, counted family by family."""
-    rates = np.array([reference.per_cycle[event] for event in events])
+    if len(ops) > _MOST_TOGETHER:
+
+        def count_block(block: slice) -> KernelWork:
+            return compute_work(ops[block], conditions[block], events[block], reference)
+
+        return join_work(map_blocks(count_block, len(ops), _MOST_TOGETHER))
+    rates = map_distinct(reference.per_cycle.__getitem__, events)
     told = ConditionColumns.from_conditions(conditions)
-    kernel_family = [""] * len(ops)
-    parts = []
-    for work, rows in _rows_by([mapping.work for mapping in kernel_mappings(ops)]):
-        at = np.array(rows)
-        part = work([ops[i] for i in rows], told.select_rows(at), rates[at], reference)
-        for i, name in zip(rows, part.kernel_family, strict=True):
-            kernel_family[i] = name
-        parts.append((at, part))
+    parts = [
+        (rows, work(select_operators(ops, rows), told.select_rows(rows), rates[rows], reference))
+        for work, rows in _rows_by(index_words(ops, kernel_mapping), "work")
+    ]
+    kernel_family = CodedColumn.from_parts(((rows, part.kernel_family) for rows, part in parts), len(ops))
     columns, features, likelihoods = merge_families(parts, len(ops))
     columns["units"] = columns["units"].round(6)  # a mean over likely kernels: 264 blocks are two waves, not three
     if told.counted.any():
@@ -155,18 +170,18 @@ def compute_work(
     columns["between_dram_byte"] = between * (1.0 - resident_share(between, reference.l2_byte))
     features |= _ideal_features(columns, rates, reference)
     features |= family_likelihood(kernel_family, {name: features[name] for name in likelihoods})
-    return KernelWork(kernel_family=tuple(kernel_family), features=features, **columns)
+    return KernelWork(kernel_family=kernel_family, features=features, **columns)
 
 
-_Function = TypeVar("_Function", bound=Callable[..., object])
+_MOST_TOGETHER = 16384  # operators whose columns stay in a cache
 
 
-def _rows_by(functions: Sequence[_Function]) -> list[tuple[_Function, list[int]]]:
-    """Return the rows of each distinct function, functions in an order that does not depend on the rows."""
-    rows: dict[_Function, list[int]] = {}
-    for i, function in enumerate(functions):
-        rows.setdefault(function, []).append(i)
-    return sorted(rows.items(), key=lambda item: f"{item[0].__module__}.{item[0].__qualname__}")
+def _rows_by(mappings: CodedColumn[KernelMapping], name: str) -> list[tuple[Any, RowIndex]]:
+    """Return the rows of each function that mappings have, functions in an order that does not depend on the rows."""
+    functions, place = index_distinct(map(attrgetter(name), mappings.values))
+    of_row = place.take(mappings.place)
+    rows = [(of, np.flatnonzero(of_row == i)) for i, of in enumerate(functions) if of is not None]
+    return sorted(rows, key=lambda item: f"{item[0].__module__}.{item[0].__qualname__}")
 
 
 def _set_counted_memory(
@@ -206,41 +221,26 @@ def kernel_choice_inputs(
 
     The name of the chooser is empty where a library has nothing to choose.
     """
-    choosers, told = [""] * len(ops), ConditionColumns.from_conditions(conditions)
+    choosers, told = np.full(len(ops), "", object), ConditionColumns.from_conditions(conditions)
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
-    asks = enumerate(mapping.choice_inputs for mapping in kernel_mappings(ops))
-    found = [(i, asked) for i, asked in asks if asked is not None]
-    for asked, places in _rows_by([asked for _, asked in found]):
-        rows = [found[place][0] for place in places]
-        names, some_sizes, columns = asked([ops[i] for i in rows], told.select_rows(np.array(rows)))
-        for i, name in zip(rows, names, strict=True):
-            choosers[i] = name
+    for ask, rows in _rows_by(index_words(ops, kernel_mapping), "choice_inputs"):
+        choosers[rows], some_sizes, columns = ask(select_operators(ops, rows), told.select_rows(rows))
         for size, values in zip(sizes, some_sizes, strict=True):
             size[rows] = values
         for name, values in columns.items():
             shape.setdefault(name, np.zeros(len(ops)))[rows] = values
-    return choosers, sizes, shape
+    return choosers.tolist(), sizes, shape
 
 
-_Pipe = tuple[str, Sweepable, str]
-
-
-def _choose_pipes(
-    ops: Sequence[Operator], mappings: Sequence[KernelMapping], gpu: Gpu
-) -> tuple[list[str], Array, list[str]]:
-    """Return the event that counts each operator's arithmetic, the rate of its pipe, and what had to be assumed."""
-    asked, at = index_distinct((m.tensor_cores, op.math_dtype) for op, m in zip(ops, mappings, strict=True))
-    events, rates, notes = zip(*(_choose_pipe(*pipe, gpu) for pipe in asked), strict=True)
+def _stack_rates(rates: Sequence[Sweepable]) -> Array:
+    """Return rates of pipes as ``(*sweep, pipe)``."""
     if all(isinstance(rate, float) for rate in rates):
-        table = np.array(rates)
-    else:
-        columns = np.broadcast_arrays(*rates)
-        table = np.stack([c[..., 0] if c.ndim else c for c in columns], axis=-1)
-    return [events[i] for i in at], table.take(at, axis=-1), [notes[i] for i in at]
+        return np.array(rates)
+    return np.stack([c[..., 0] if c.ndim else c for c in np.broadcast_arrays(*rates)], axis=-1)
 
 
-def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> _Pipe:
+def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> tuple[str, Sweepable, str]:
     """Return the event of a pipe, its rate per cycle and SM, and an assumption if the format has no unit of its own.
 
     Products run on tensor cores where the chip has them for the format, else on CUDA cores. Other operators compute

@@ -44,6 +44,7 @@ from wattcast.workload.model_options import (
     SoftwareStack,
     unknown_option_error,
 )
+from wattcast.workload.operator_base import is_any
 from wattcast.workload.readers import load_workload
 
 FORCE = "Predict it all the same: --force, force=True."
@@ -188,6 +189,7 @@ def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chi
     An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is noted, where an
     operator that is not part of a model reads little enough to stay in L2.
     """
+    l2_byte = np.max(chip.l2.capacity_byte or 0.0)
     if operands is not None:
         if operands not in OPERANDS:
             raise unknown_name("operands", operands, OPERANDS, "Do they come from device memory (cold) or L2 (warm)?")
@@ -196,7 +198,7 @@ def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chi
             raise bad_value(f"{graph.name}: operands", "an operator or a list of operators", "a model", do)
         where = "in device memory" if operands == "cold" else "in L2, as far as they fit"
         notes = [*notes, f"operands: {operands}, {where} when an operator begins"]
-    elif not graph.phase and any(op.read_byte < np.max(chip.l2.capacity_byte or 0.0) for op, _ in graph.calls()):
+    elif not graph.phase and any(is_any(op.read_byte < l2_byte) for op in graph.stack_forms()):
         notes = [*notes, "operands: weights in device memory, others in L2 as far as they fit (--operands)"]
     replayed = graph.stack == SoftwareStack.ENGINE
     said = (_REPLAYED if replayed and note.startswith("host: ") else note for note in notes)
@@ -293,7 +295,7 @@ def check_runs(graph: Graph, gpu: Gpu, workload: Workload | ModelSpec, options: 
 def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
     """Raise an error, with what to do, where a GPU has no units for a format that the workload multiplies in."""
     units_for = {*gpu.pipes.tensor_flop_per_cycle, *gpu.pipes.cuda_flop_per_cycle}
-    for dtype in dict.fromkeys(op.dtype for op, _ in graph.calls() if op.is_product):
+    for dtype in dict.fromkeys(op.dtype for op in graph.stack_forms() if op.is_product):
         if dtype not in units_for:
             known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
             wanted = f"a format that the {gpu.name} has units for ({known})"

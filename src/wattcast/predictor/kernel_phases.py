@@ -16,10 +16,11 @@ rate nobody published do not bound anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
-from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.arrays import Array, Sweepable, map_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field
 from wattcast.hardware import Gpu
@@ -34,6 +35,7 @@ from wattcast.predictor.learned_factors import (
     memory_tail,
 )
 from wattcast.predictor.timeline import KernelPhase, Timeline, count_active_sms, count_rounds, count_waves
+from wattcast.workload.operator_base import index_words
 from wattcast.workload.operator_types import Collective
 
 
@@ -68,7 +70,8 @@ class LaunchCosts:
     def host_s(self, kinds: Sequence[str]) -> Array:
         """Seconds the host takes to issue operators of these kinds, ``(*sweep, operator)``."""
         rest = self.host_weights.get("other", 1.0)
-        return np.asarray(self.host_s_per_operator * np.array([self.host_weights.get(kind, rest) for kind in kinds]))
+        weights = map_distinct(lambda kind: self.host_weights.get(kind, rest), kinds)
+        return np.asarray(self.host_s_per_operator * weights)
 
 
 def build_timeline(
@@ -99,7 +102,7 @@ def build_timeline(
         on_chip = np.maximum(on_chip, np.divide(loaded_byte, l2_rate, order="F"))
     between = _add_moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
     events, value = count_events(kernels)
-    tensor_rows = np.array([i for i, event in enumerate(kernels.pipe_event) if event in _TENSOR], dtype=np.int64)
+    tensor_rows = np.flatnonzero(map_distinct(_TENSOR.__contains__, kernels.pipe_event))
     calls = kernels.calls
     tensor_each = (kernels.flop + work.padded_flop).take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(
         tensor_rows, axis=-1
@@ -125,7 +128,7 @@ def build_timeline(
         energy_factor=energy_factor,
         active=count_active_sms(kernels, in_waves),
         calls=calls,
-        host_s=launch.host_s([op.kind for op in kernels.ops]),
+        host_s=launch.host_s(index_words(kernels.ops, attrgetter("kind"))),
         near=near,
     )
 
@@ -186,12 +189,12 @@ def _compute_cycles(kernels: Kernels, gpu: Gpu, in_waves: Array, factor: Array) 
 
 def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:
     """Compute the seconds that kernels exchange data with other GPUs, ``(*sweep, kernel)``; zero where none does."""
-    rows = [i for i, op in enumerate(kernels.ops) if isinstance(op, Collective)]
-    if not rows:
+    rows = np.flatnonzero(map_distinct(Collective.kind.__eq__, index_words(kernels.ops, attrgetter("kind"))))
+    if not rows.size:
         return 0.0
     from wattcast.predictor.link_laws import collective_s  # most predictions are of one GPU
 
-    taken_s = collective_s([op for op in kernels.ops if isinstance(op, Collective)], gpu)
+    taken_s = collective_s([kernels.ops[i] for i in rows.tolist()], gpu)  # type: ignore[misc]
     seconds = np.zeros((*taken_s.shape[:-1], len(kernels.ops)))
     seconds[..., rows] = taken_s
     return seconds
@@ -204,9 +207,7 @@ def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
     """
     work, pipes = kernels.work, len(PIPE_EVENTS)
     value = np.zeros((len(kernels.ops), len(_EVENTS)))
-    value[np.arange(len(kernels.ops)), [_PIPE_PLACE[event] for event in kernels.pipe_event]] = (
-        kernels.flop + work.padded_flop
-    )
+    value[np.arange(len(value)), map_distinct(_PIPE_PLACE.get, kernels.pipe_event)] = kernels.flop + work.padded_flop
     value[:, pipes] = kernels.sfu_op
     value[:, pipes + 1] = work.shared_byte
     value[:, pipes + 2] = work.l2_byte + work.store_byte + work.between_byte

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable, index_distinct, map_blocks
+from wattcast.core.arrays import Array, Sweepable, index_distinct, map_blocks, map_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip
-from wattcast.kernels.kernel_table import KernelWork, streamed_share
+from wattcast.kernels.kernel_table import KernelWork, root_family, streamed_share
 from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
+from wattcast.workload.operator_base import select_operators
 
 _BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
 _FEWEST_ROWS = 64  # of such a block: a product of fewer takes longer to lay out its operands than to multiply them
@@ -224,10 +225,10 @@ def load_imbalance(kernels: Kernels, sms: Sweepable, in_waves: Array) -> Sweepab
     It is above 1 for tiles of convolutions only. Products have it too, but their loads hide behind more arithmetic:
     it fitted them worse.
     """
-    if "conv2d" not in kernels.family:
+    if "conv2d" not in kernels.family.values:
         return 1.0
     uneven = np.asarray(in_waves * sms / np.maximum(kernels.work.units, 1.0))
-    uneven[..., [name != "conv2d" for name in kernels.work.root_family]] = 1.0
+    uneven[..., map_distinct("conv2d".__ne__, kernels.work.root_family)] = 1.0
     return uneven
 
 
@@ -240,11 +241,10 @@ def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
     Tiles of U/S = w + r waves keep all SMs busy for w; in the rest an SM reads at most κ times its even share of the
     rate, so the factor is (w + max(r, 1/κ)) / (w + r), for sequences of one length.
     """
-    paged = {name for name in set(kernels.work.kernel_family) if name.startswith("attention.engine.paged.decode")}
-    if not paged:
+    paged = [name.startswith("attention.engine.paged.decode") for name in kernels.work.kernel_family.values]
+    if not any(paged):
         return 1.0
-    even = np.array([name in paged for name in kernels.work.kernel_family])
-    even &= kernels.work.features["kinds"] == 1.0
+    even = np.array(paged).take(kernels.work.kernel_family.place) & (kernels.work.features["kinds"] == 1.0)
     waves = np.asarray(kernels.work.units / sms)
     left = waves % 1.0
     return np.where(even & (left > 0.0), (waves - left + np.maximum(left, 1.0 / _LONE_SHARE)) / waves, 1.0)
@@ -278,7 +278,7 @@ def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed
 
 def _take_rate(kernels: Kernels, reference: ReferenceChip) -> Array:
     """Return the arithmetic of an SM per cycle on each kernel's pipe."""
-    return np.array([reference.per_cycle[event] for event in kernels.pipe_event])
+    return map_distinct(reference.per_cycle.__getitem__, kernels.pipe_event)
 
 
 PROCESS_SHARE = 0.6  # of the process in the average with the trees: chosen on held-out folds
@@ -422,21 +422,15 @@ class CarriedFactors(LearnedFactors):
 
     def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip would have them."""
-        known, events = {*self.time, *self.energy}, self.reference.per_cycle
-        rows = [
-            i
-            for i, (family, event) in enumerate(zip(kernels.work.root_family, kernels.pipe_event, strict=True))
-            if family in known and event in events
-        ]
+        known = map_distinct({*self.time, *self.energy}.__contains__, kernels.work.root_family)
+        rows = np.flatnonzero(known & map_distinct(self.reference.per_cycle.__contains__, kernels.pipe_event))
         time, cost = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
         near = np.full((2, len(kernels.ops)), np.nan)
-        if not rows:
+        if not rows.size:
             return time, cost, near
-        ops = tuple(kernels.ops[i] for i in rows)
-        key = ops, tuple(kernels.conditions[i] for i in rows)
-        found = self._kept.get(key) if len(rows) <= _MOST_ROWS else None
+        some = kernels.select_rows(rows, select_operators(kernels.ops, rows))
+        found = self._kept.get(some.key) if len(rows) <= _MOST_ROWS else None
         if found is None:
-            some = kernels.select_rows(np.array(rows), ops)
             some = replace(some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference))
             found = super().factors(some, corrections[rows], energy)
         time[rows], cost[rows], near[:, rows] = found
@@ -477,8 +471,8 @@ class LayeredFactors(LearnedFactors):
 
     def _is_own(self, kernels: Kernels) -> npt.NDArray[np.bool_]:
         models = {family: frozenset(model.features) for family, model in self.own.time.items()}
-        pairs = zip(kernels.work.root_family, kernels.work.kernel_family, strict=True)
-        return np.array([f"is {group}" in models.get(family, ()) for family, group in pairs], dtype=bool)
+        groups = kernels.work.kernel_family
+        return map_distinct(lambda group: f"is {group}" in models.get(root_family(group), ()), groups)
 
 
 _STREAMED = frozenset({"gemm", "conv2d", "attention", "collective"})  # families that no burst keeps in L2
@@ -510,7 +504,7 @@ class ColdCacheDelay:
 def cold_cache_terms(kernels: Kernels, l2_byte: float) -> Array:
     """Return M·w and M·w·B of one run of each kernel, ``(2, kernel)``, which λ_o and λ_b multiply."""
     work = kernels.work
-    once = np.array([family not in _STREAMED for family in kernels.family])
+    once = ~map_distinct(_STREAMED.__contains__, kernels.family)
     met = once * streamed_share(work.l2_byte, l2_byte) * _pushed_out(kernels, l2_byte)
     return np.array([met, met * work.l2_byte])
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattcast.core.arrays import Array, as_sweep, index_distinct
+from wattcast.core.arrays import Array, as_sweep, map_distinct
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
@@ -32,7 +32,7 @@ from wattcast.predictor.timeline import (
 )
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, index_words
 from wattcast.workload.operator_types import Bmm, Collective, Linear
 
 BUSY_EVENT = "busy_sm_cycle"
@@ -156,8 +156,7 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
     timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
-    families, place = index_distinct(kernels.work.kernel_family)
-    vector = np.array([family.startswith("gemm.vector") for family in families]).take(place)
+    vector = map_distinct(lambda family: family.startswith("gemm.vector"), kernels.work.kernel_family)
     capped = np.flatnonzero(vector | (kernels.work.units % 1.0 > 0.0)).tolist()
     unnamed = (i for i in capped if not kernels.conditions[i].kernels)
     tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
@@ -207,7 +206,8 @@ def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) ->
         timeline = replace(timeline, host_s=np.zeros_like(timeline.host_s))
     if bundle.cold is not None and not graph.operands:
         timeline = timeline.delay_kernels(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
-    if any(isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops):
+    kinds = index_words(timeline.kernels.ops, type).values
+    if Collective in kinds and any(isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops):
         from wattcast.predictor.link_laws import hidden_s  # most predictions are of one GPU
 
         timeline = timeline.delay_kernels(-hidden_s(timeline, gpu))

@@ -7,6 +7,7 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -83,7 +84,7 @@ class Timeline:
         return np.asarray((self.calls * self.energy_factor) @ self.value)
 
     def select_rows(
-        self, rows: npt.NDArray[np.int64], ops: tuple[Operator, ...], segments: tuple[IssueSegment, ...]
+        self, rows: npt.NDArray[np.int64], ops: Sequence[Operator], segments: tuple[IssueSegment, ...]
     ) -> Timeline:
         """Return a timeline of some of the kernels, issued in an order of their own."""
         kernels = self.kernels.select_rows(rows, ops, segments)

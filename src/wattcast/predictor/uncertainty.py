@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core.arrays import Array, index_distinct, sweep_values
+from wattcast.core.arrays import Array, CodedColumn, index_distinct, map_distinct, split_rows, sweep_values
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
-from wattcast.kernels.kernel_table import group_forms, root_family
+from wattcast.kernels.kernel_table import Kernels, group_forms, root_family
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange, ResidualEnds
 from wattcast.predictor.bundle.support_widening import (
@@ -31,6 +32,7 @@ from wattcast.predictor.bundle.support_widening import (
 )
 from wattcast.predictor.timeline import Timeline, compute_latency_s
 from wattcast.workload.model_options import SoftwareStack
+from wattcast.workload.operator_base import OperatorColumns, RowIndex, select_operators
 
 if TYPE_CHECKING:
     from wattcast.predictor.prediction import PredictionBasis
@@ -209,9 +211,11 @@ def kernel_log_ends(
     very engine that was measured (``is_step``) only kernels outside what was measured have any.
     """
     work = timeline.kernels.work
-    kinds, place = index_distinct(zip(work.kernel_family, timeline.kernels.family, strict=True))
-    found = [bundle.residuals[find_ends_name(group, root_family(group), family, bundle)] for group, family in kinds]
-    ends = np.log([(*residual.latency, *residual.power) for residual in found]).take(place, axis=0)
+    groups, families = work.kernel_family, timeline.kernels.family
+    place = groups.place * len(families.values) + families.place
+    kinds = CodedColumn(list(product(groups.values, families.values)), place)
+    found = [bundle.residuals[find_ends_name(of, root_family(of), family, bundle)] for of, family in kinds.values]
+    ends = np.log([(*residual.latency, *residual.power) for residual in found]).take(kinds.place, axis=0)
     if not bundle.seen:
         return ends
     scale = bundle.widening.scale(timeline.near)
@@ -222,7 +226,7 @@ def kernel_log_ends(
         ends[:] = 0.0
     elif bundle.status is FitStatus.MEASURED:
         engines = learned_distances().engines if engines is None else engines
-        tabled = [row for row, group in enumerate(work.kernel_family) if group in engines]
+        tabled = np.flatnonzero(map_distinct(engines.__contains__, groups)).tolist()
         for row in tabled:  # rows of other versions, at every distance, of kinds never measured here as well
             ends[row, :2] = np.log(engines[work.kernel_family[row]].latency)
     strange = [(i, bundle.widening.apart[reason.reason]) for i, reason in enumerate(reasons) if reason is not None]
@@ -473,14 +477,15 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel
     """Find the kernels outside what was measured; None for each kernel inside."""
     kernels = timeline.kernels
     reasons: list[UnmeasuredKernel | None] = [None] * len(kernels.ops)
-    to_size: dict[str, list[int]] = {}
+    to_size: dict[str, list[RowIndex]] = {}
     unheld = {family for family, residual in bundle.residuals.items() if residual.rows == 0}
-    alike: dict[tuple[int, str], list[int]] = {}  # of one form and kind of kernel
-    for form, rows in enumerate(kernels.forms or group_forms(kernels.ops)):
-        for i in rows:
-            alike.setdefault((form, kernels.work.kernel_family[i]), []).append(i)
-    for (_, group), rows in alike.items():
-        op, learner = kernels.ops[rows[0]], root_family(group)
+    form, groups = np.empty(len(reasons), np.intp), kernels.work.kernel_family
+    for which, rows in enumerate(group_forms(kernels.ops)):
+        form[rows] = which
+    alike, place = np.unique(form * len(groups.values) + groups.place, return_inverse=True)
+    for code, rows in zip(alike.tolist(), split_rows(place, len(alike)), strict=True):
+        op, group = kernels.ops[int(rows[0])], groups.values[code % len(groups.values)]
+        learner = root_family(group)
         seen, why = bundle.seen.get(learner), OutsideReason.KIND
         if op.family in unheld:
             if op.family == "collective":  # its ends are those of public timings
@@ -502,21 +507,28 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel
             why = OutsideReason.FORM if len(ran) >= MANY_FORMS else OutsideReason.KIND
             said = f"{op.form} was never measured, only {few} that run as {group}"
         else:
-            to_size.setdefault(learner, []).extend(rows)
+            to_size.setdefault(learner, []).append(rows)
             continue
-        for i in rows:
-            where = "" if op.family in unheld else f"{kernels.ops[i]}: "
+        for i, name in zip(rows.tolist(), _describe_rows(kernels, rows), strict=True):
+            where = "" if op.family in unheld else f"{name}: "
             reasons[i] = UnmeasuredKernel(why, where + said, why is not OutsideReason.FORM)
-    for learner, rows in to_size.items():
-        for row, (octaves, said) in _sizes_outside(timeline, bundle.seen[learner], rows).items():
-            far = octaves > learned_distances().conditions["size"].near
-            reasons[row] = UnmeasuredKernel(OutsideReason.SIZE, f"{kernels.ops[row]}: {said}", far)
+    near = learned_distances().conditions["size"].near
+    for learner, parts in to_size.items():
+        outside = _sizes_outside(kernels, bundle.seen[learner], np.concatenate(parts))
+        names = _describe_rows(kernels, np.array(list(outside), np.intp))
+        for name, (row, (octaves, said)) in zip(names, outside.items(), strict=True):
+            reasons[row] = UnmeasuredKernel(OutsideReason.SIZE, f"{name}: {said}", octaves > near)
     return reasons
 
 
-def _sizes_outside(timeline: Timeline, seen: MeasuredRange, rows: list[int]) -> dict[int, tuple[float, str]]:
+def _describe_rows(kernels: Kernels, rows: RowIndex) -> list[str]:
+    some = select_operators(kernels.ops, rows)
+    return some.describe() if isinstance(some, OperatorColumns) else list(map(str, some))
+
+
+def _sizes_outside(kernels: Kernels, seen: MeasuredRange, rows: RowIndex) -> dict[int, tuple[float, str]]:
     """Return octaves and description of the size furthest beyond those measured, for kernels that have one."""
-    features = timeline.kernels.work.features
+    features = kernels.work.features
     known, low, high = seen.bounds
     kept = [i for i, name in enumerate(known) if name in features]
     if not kept:
@@ -528,10 +540,10 @@ def _sizes_outside(timeline: Timeline, seen: MeasuredRange, rows: list[int]) -> 
     at = np.flatnonzero(octaves.max(axis=0) > _MARGIN)
     furthest = octaves[:, at].argmax(axis=0)
     found = {}
-    columns = (at, furthest, octaves[furthest, at], values[furthest, at])
-    for place, size, beyond, value in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (rows[at], furthest, octaves[furthest, at], values[furthest, at])
+    for row, size, beyond, value in zip(*(column.tolist() for column in columns), strict=True):
         name = known[kept[size]]
         least, most = seen.sizes[name]
         said = f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
-        found[rows[place]] = beyond, said
+        found[row] = beyond, said
     return found

@@ -6,18 +6,18 @@ takes as little memory as one of two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, OperatorColumns
 
 
 @dataclass(frozen=True)
 class Block:
     """Operators issued in order; the whole sequence runs ``repeat`` times."""
 
-    ops: tuple[Operator, ...]
+    ops: Sequence[Operator]  # a tuple, or columns where there are many
     repeat: int = 1
     label: str = ""
 
@@ -56,6 +56,11 @@ class Graph:
         for block in self.blocks:
             for op in block.ops:
                 yield op, op.count * block.repeat
+
+    def stack_forms(self) -> Iterator[Operator]:
+        """Yield each operator; where there are many, one for all that differ in sizes alone, which are arrays."""
+        for block in self.blocks:
+            yield from block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
 
     @property
     def flop(self) -> float:

@@ -7,17 +7,22 @@ the registry. Nothing here depends on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.arrays import Array, CodedColumn, index_distinct, split_rows
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 
 _OperatorType = TypeVar("_OperatorType", bound="Operator")
+_Word = TypeVar("_Word", bound=Hashable)
 
 
 class OperatorWork(NamedTuple):
@@ -47,8 +52,8 @@ class Operator:
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})  # whole numbers that ``str()`` leaves out
 
     stacks: ClassVar[bool] = False  # sizes change neither form nor kernels, and ``work`` takes arrays of them
-    size_names: ClassVar[tuple[str, ...]] = ()  # whole numbers that decide the cost of a call
-    read_words: ClassVar[Callable[[Operator], Hashable]]  # returns all else that does
+    size_names: ClassVar[tuple[str, ...]] = ()  # count and, where it stacks, whole numbers that decide the cost
+    read_words: ClassVar[Callable[[Any], Hashable]]  # returns all else that does
 
     _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()  # fields and the least value of each
 
@@ -60,7 +65,7 @@ class Operator:
         given = self.__dict__
         for name, least in self._whole_numbers:
             value = given[name]
-            if not (isinstance(value, int) and value >= least):
+            if not isinstance(value, (int, np.ndarray)) or is_any(value < least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
         for name, words in self.allowed.items():
             if given[name] not in words:
@@ -76,7 +81,8 @@ class Operator:
     def with_sizes(self: _OperatorType, sizes: Mapping[str, object]) -> _OperatorType:
         """Return an operator alike but for its sizes, which may be arrays; nothing checks them."""
         other = object.__new__(self.__class__)
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "work"}, **sizes)
+        other.__dict__.update(self.__dict__, **sizes)
+        other.__dict__.pop("work", None)
         return other
 
     @property
@@ -134,13 +140,124 @@ class Operator:
         return self.work.write_byte
 
 
+def is_any(flag: Any) -> bool:
+    """Tell whether a condition holds; of arrays of sizes, in any row."""
+    return bool(flag.any() if isinstance(flag, np.ndarray) else flag)
+
+
 MOST_BYTE = 8.0 * 2**40  # of 2^40 elements of 64 bits
 
 
 def check_size(op: Operator) -> None:
     """Raise an error for an operator beyond all reason, which is a slip of the finger."""
-    if (byte := op.read_byte + op.write_byte) > MOST_BYTE:
+    if (byte := np.max(op.read_byte + op.write_byte)) > MOST_BYTE:
         raise bad_value(str(op), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
+
+
+MANY_OPS = 4096  # from which columns gain more than making them takes
+RowIndex = npt.NDArray[np.intp]
+OperatorRecords = tuple[RowIndex, type[Operator], Sequence[Any]]  # rows, their class, and what has its fields
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorColumns(Sequence[Operator]):
+    """Many operators in columns; one is made when somebody looks at it. Those of a form differ in sizes alone."""
+
+    forms: CodedColumn[Operator]  # one operator of the form of each
+    sizes: Array  # (size, row) as ``size_names`` of the form has them
+    labels: CodedColumn[str]
+
+    @classmethod
+    def from_records(cls, parts: Sequence[OperatorRecords], make: Callable[[type, Any], Operator]) -> OperatorColumns:
+        """Stack records of all rows; ``make`` returns the operator of one."""
+        count = sum(len(records) for _, _, records in parts)
+        sizes = np.zeros((max(len(kind.size_names) for _, kind, _ in parts), count))
+        form, examples, labels = np.empty(count, np.intp), list[Operator](), []
+        for rows, kind, records in parts:
+            _, place = index_distinct(map(kind.read_words, records))
+            form[rows] = place + len(examples)
+            examples += [make(kind, records[i]) for i in np.unique(place, return_index=True)[1].tolist()]
+            for column, name in zip(sizes, kind.size_names, strict=False):
+                column[rows] = np.fromiter(map(attrgetter(name), records), np.float64, len(records))
+            labels.append((rows, map(attrgetter("label"), records)))
+        return cls(CodedColumn(examples, form), sizes, CodedColumn.from_parts(labels, count))
+
+    @classmethod
+    def from_operators(cls, ops: Sequence[Operator]) -> OperatorColumns:
+        """Stack operators, unless they are."""
+        if isinstance(ops, OperatorColumns):
+            return ops
+        kinds, place = index_distinct(map(type, ops))
+        rows_of = zip(split_rows(place, len(kinds)), kinds, strict=True)
+        parts = [(rows, kind, select_operators(ops, rows)) for rows, kind in rows_of]
+        return cls.from_records(parts, lambda _, op: op)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def __getitem__(self, row: Any) -> Any:
+        if not isinstance(row, (int, np.integer)):
+            return OperatorColumns(self.forms[row], self.sizes[:, row], self.labels[row])
+        one = self.forms[row]
+        sizes = dict(zip(one.size_names, map(int, self.sizes[:, row].tolist()), strict=False))
+        return one.with_sizes(sizes | {"label": self.labels[row]})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    @cached_property
+    def rows_by_form(self) -> list[RowIndex]:
+        """The rows of each form."""
+        return split_rows(self.forms.place, len(self.forms.values))
+
+    def stack_forms(self) -> Iterator[Operator]:
+        """Yield one operator for each form, whose sizes are arrays of those of all its rows."""
+        for one, rows in zip(self.forms.values, self.rows_by_form, strict=True):
+            yield one.with_sizes(dict(zip(one.size_names, self.sizes[:, rows], strict=False)))
+
+    def merge_equal(self) -> tuple[OperatorColumns, RowIndex]:
+        """Return the distinct operators, in order of first use, and the place of each operator among them."""
+        table = np.array([self.forms.place, *self.sizes[1:]])
+        key = np.zeros(len(self), np.uint64)
+        for column in table.astype(np.uint64):
+            key = (key ^ (key >> np.uint64(32))) * _MIX + column
+        if len(np.unique(key)) == len(key):
+            return self, np.arange(len(key))
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        if (table != table[:, first[place]]).any():  # two that differ have one key
+            _, first, place = np.unique(table, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        return self[first[order]], np.argsort(order)[place]
+
+    def describe(self) -> list[str]:
+        """Return the text of each operator."""
+        texts = np.empty(len(self), object)
+        for one, rows in zip(self.forms.values, self.rows_by_form, strict=True):
+            marks = {name: 10**15 + i for i, name in enumerate(one.size_names)}  # stand for sizes in the text of all
+            text = str(one.with_sizes(marks))
+            for i, mark in enumerate(marks.values()):
+                text = text.replace(str(mark), f"{{{i}}}")
+            texts[rows] = list(map(text.format, *self.sizes[: len(marks), rows].astype(np.int64).tolist()))
+        return texts.tolist()
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose bits look random: 2^64 over the golden ratio
+
+
+def index_words(ops: Sequence[Any], read: Callable[[Any], _Word]) -> CodedColumn[_Word]:
+    """Return what ``read`` gives for each operator, where sizes do not change it."""
+    if not isinstance(ops, OperatorColumns):
+        return CodedColumn(*index_distinct(map(read, ops)))
+    words, place = index_distinct(map(read, ops.forms.values))
+    return CodedColumn(words, place.take(ops.forms.place))
+
+
+def select_operators(ops: Sequence[Operator], rows: RowIndex) -> Sequence[Operator]:
+    """Return some of the operators, in columns where all are."""
+    return ops[rows] if isinstance(ops, OperatorColumns) else tuple([ops[i] for i in rows.tolist()])
 
 
 _REGISTRY: dict[str, type[Operator]] = {}
@@ -163,8 +280,8 @@ def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorTy
         assert kind not in _REGISTRY, f"two operators are called {kind}"
         cls = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
         cls.kind, cls.family = kind, family or kind
-        sizes = {f.name: f.type == "int" for f in fields(cls) if f.compare}
-        cls.size_names = tuple(name for name, whole in sizes.items() if whole)
+        sizes = {f.name: cls.stacks and f.type == "int" for f in fields(cls) if f.compare}
+        cls.size_names = ("count", *(name for name, whole in sizes.items() if whole))
         cls.read_words = staticmethod(attrgetter(*(name for name, whole in sizes.items() if not whole)))
         cls._whole_numbers = tuple((f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int")
         _REGISTRY[kind] = cls

@@ -14,7 +14,7 @@ from typing import ClassVar
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass
 from wattcast.core.units import Dtype
-from wattcast.workload.operator_base import Operator, OperatorWork, find_function, register_operator
+from wattcast.workload.operator_base import Operator, OperatorWork, find_function, is_any, register_operator
 
 
 class Layout(StrEnum):
@@ -180,7 +180,7 @@ class Attention(Operator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heads % self.kv_heads:
+        if is_any(self.heads % self.kv_heads):
             raise bad_value("attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads)
 
     @property
@@ -315,7 +315,7 @@ class Elementwise(Operator):
             if value is not None and value < 0:
                 raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
         for item, value in (("rows", self.rows), ("run", self.run)):
-            if value is not None and not 1 <= value <= self.n:
+            if value is not None and (value < 1 or is_any(self.n < value)):
                 raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
 
     @property

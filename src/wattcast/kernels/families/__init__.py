@@ -20,10 +20,12 @@ from wattcast.workload.operator_base import Operator
 # (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip) -> columns of all
 WorkFunction: TypeAlias = Callable[[Sequence[Any], ConditionColumns, Array, ReferenceChip], FamilyColumns]
 # (operators, their conditions) -> names of choosers, sizes b, m, n and k, and shape columns, of all
-ChoiceInputs: TypeAlias = Callable[[Sequence[Any], ConditionColumns], tuple[list[str], tuple[Array, ...], Columns]]
+ChoiceInputs: TypeAlias = Callable[
+    [Sequence[Any], ConditionColumns], tuple[Sequence[str], tuple[Array, ...], Columns]
+]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelMapping:
     """How an operator becomes kernels."""
 
@@ -51,13 +53,12 @@ def register_kernels(
             register_measured_call(operator.kind, measured_call)
 
 
-def kernel_mappings(ops: Sequence[Operator]) -> list[KernelMapping]:
-    """Return how each of the operators becomes kernels."""
-    for op in ops if set(map(type, ops)) - _MAPPINGS.keys() else ():
-        if op.__class__ not in _MAPPINGS:
-            raise bad_value(op.name, "an operator that a file of kernels/families registers", op.__class__.__name__)
-    found = [_MAPPINGS[op.__class__] for op in ops]
-    return [of if isinstance(of, KernelMapping) else of(op) for of, op in zip(found, ops, strict=True)]
+def kernel_mapping(op: Operator) -> KernelMapping:
+    """Return how an operator becomes kernels."""
+    if op.__class__ not in _MAPPINGS:
+        raise bad_value(op.name, "an operator that a file of kernels/families registers", op.__class__.__name__)
+    found = _MAPPINGS[op.__class__]
+    return found if isinstance(found, KernelMapping) else found(op)
 
 
 def load_families() -> None:

@@ -11,13 +11,13 @@ block for each head of queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import ceil
 from operator import attrgetter
 
 import numpy as np
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, CodedColumn
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.special_grids import power_of_two
 from wattcast.kernels.kernel_table import (
@@ -90,12 +90,8 @@ def attention_work(
     cuts = decode & (backward == 0) & (width <= _HALF_BYTE)
     cut = np.ones(len(ops))
     for i in cuts.nonzero()[0].tolist():
-        op = ops[i]
-        blocks = float(op.batch * op.kv_heads)
-        if flash[i]:
-            cut[i] = flash_parts(blocks, op.kv_len, op.head_dim, sm_count)
-        else:
-            cut[i] = cudnn_parts(blocks, op.kv_len, sm_count)
+        blocks, keys, wide = float(batch[i] * kv_heads[i]), int(kv[i]), int(dim[i])
+        cut[i] = flash_parts(blocks, keys, wide, sm_count) if flash[i] else cudnn_parts(blocks, keys, sm_count)
     rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
     units = batch * np.where(decode & (width <= _HALF_BYTE), kv_heads, heads) * rows * cut
     keys = np.ceil(kv / cut / _BLOCK_KV)
@@ -145,8 +141,9 @@ def attention_work(
         "cudnn": told.cudnn.astype(np.float64),
         "split_heads": told.split_heads.astype(np.float64),
     }
-    kinds = zip((backward > 0).tolist(), decode.tolist(), flash.tolist(), (dropout > 0).tolist(), strict=True)
-    return FamilyColumns([_kernel_family(*kind) for kind in kinds], work, plain, logs, {})
+    kinds = [_kernel_family(*map(bool, bits)) for bits in np.ndindex(2, 2, 2, 2)]
+    kind = np.ravel_multi_index((backward > 0, decode, flash, dropout > 0), (2, 2, 2, 2))
+    return FamilyColumns(CodedColumn(kinds, kind), work, plain, logs, {})
 
 
 _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
@@ -155,7 +152,6 @@ _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
 )
 
 
-@cache
 def _kernel_family(backward: bool, decode: bool, flash: bool, dropout: bool) -> str:
     """Return the kernel family: gradients and dropped weights are kernels of their own, as is each library's."""
     name = "backward" if backward else f"{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"

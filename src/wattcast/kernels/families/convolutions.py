@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, CodedColumn, index_distinct
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.matrix_products import (
@@ -213,9 +213,8 @@ def convolution_work(
     if s.depthwise.any():
         work, padding = {name: values.copy() for name, values in work.items()}, padding * dense
         _put_depthwise(work, names, ops, s.depthwise.nonzero()[0], read + write)
-    group, blend = blend_families(
-        _kernel_family, [(op.groups > 1, name) for op, name in zip(ops, names, strict=True)], picks
-    )
+    forms = CodedColumn(*index_distinct((op.groups > 1, name) for op, name in zip(ops, names, strict=True)))
+    group, blend = blend_families(_kernel_family, forms, picks)
     features_, logs, aligned = product_features(*product, tile, reference)
     logs |= {"log_turns": turns, "log_moved": moved, "log_groups": s.groups, "log_image": s.image, "log_out": s.out}
     of_shape = _shape_features(s)

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from math import ceil
+from math import ceil, nan
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, index_distinct
+from wattcast.core.arrays import Array, CodedColumn, map_distinct
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
@@ -42,9 +42,10 @@ from wattcast.kernels.kernel_table import (
     LaunchGrid,
     ReferenceChip,
     as_columns,
+    count_columns,
     streamed_share,
 )
-from wattcast.workload.operator_base import find_function
+from wattcast.workload.operator_base import find_function, index_words
 from wattcast.workload.operator_types import Elementwise, Layout
 
 ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
@@ -121,9 +122,8 @@ def elementwise_work(
     missing = 1.0 - streamed_share(both - s.again, reference.l2_byte)
     missing[s.cold] = 1.0
     issue, grid = _streaming_grids(s, operands, missing, sms)
-    special = {
-        i: name for i, op in enumerate(ops) if op.function in SPECIAL_FUNCTIONS and (name := special_kernel(op))
-    }
+    unusual = map_distinct(SPECIAL_FUNCTIONS.__contains__, index_words(ops, attrgetter("function"))).nonzero()[0]
+    special = {i: name for i in unusual.tolist() if (name := special_kernel(ops[i]))}
     if (at := (s.kernel >= _CAT).nonzero()[0]).size:  # kernels that are cut by rows, of which a workload has a few
         sizes = np.array([s.n, s.rows, columns, s.form.width, issue, s.write, s.form.start_cycle, missing])
         rows = zip(at.tolist(), s.kernel[at].tolist(), sizes.take(at, axis=1).T.tolist(), strict=True)
@@ -171,9 +171,10 @@ def elementwise_work(
     }
     logs = {"log_n": s.n, "log_read": s.read, "log_write": s.write, "log_byte": both}
     logs |= {"extent_rows": s.rows, "extent_columns": columns}
-    families = [_KERNEL_FAMILIES[k] for k in s.kernel.tolist()]
-    for i, name in special.items():
-        families[i] = f"elementwise.{name}"
+    families = CodedColumn(_KERNEL_FAMILIES, s.kernel)
+    if special:
+        own_names = [f"elementwise.{name}" for name in special.values()]
+        families = CodedColumn.from_parts([(slice(None), families), (list(special), own_names)], len(ops))
     return FamilyColumns(families, work, plain, logs, {"align_n": s.n, "align_columns": columns})
 
 
@@ -189,7 +190,11 @@ def _as_measured(ops: Sequence[Elementwise], told: ConditionColumns) -> list[Ele
 
 _Form = tuple[str, Layout, Dtype, Dtype | None]
 _form: Callable[[Elementwise], _Form] = attrgetter("function", "layout", "dtype", "out_dtype")
-_given: Callable[[Elementwise], tuple[int | None, ...]] = attrgetter("n", "read", "write", "rows", "run")
+
+
+def _read_given(op: Elementwise) -> tuple[float, ...]:
+    """Return the sizes of an operator; not a number: not given."""
+    return op.n, *(nan if size is None else size for size in (op.read, op.write, op.rows, op.run))
 
 
 class _FormColumns(NamedTuple):
@@ -258,12 +263,11 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     ``rows`` and ``run`` are as conditions say, else as bytes say (an index or a result each), else as the operator
     says, else as usual.
     """
-    forms, place = index_distinct(map(_form, ops))
-    form = _FormColumns(*as_columns([_describe_form(form) for form in forms]).take(place, axis=1))
+    forms = index_words(ops, _form)
+    form = _FormColumns(*as_columns([_describe_form(form) for form in forms.values]).take(forms.place, axis=1))
     turned, spread = form.layout == _LAYOUT[Layout.TRANSPOSED], form.layout == _LAYOUT[Layout.BROADCAST]
     width, out_width, is_open = form.width, form.out_width, form.open > 0
-    # not a number: not given
-    n, read, write, rows, run = np.array([_given(op) for op in ops], dtype=np.float64).T.copy()
+    n, read, write, rows, run = count_columns(ops, _read_given)
     read = np.where(np.isnan(read), form.inputs * width * n, read)
     write = np.where(np.isnan(write), n * out_width, write)
     run = np.where(turned & (run > 0), run, _USUAL_RUN)
@@ -281,7 +285,9 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     kernel[is_open & turned & (run <= 1.0) & ~whole] = _TRANSPOSED
     kernel[gathers & (rows <= _FEW_ROWS)] = _FEW
     # made cold on purpose, or a cache
-    cold = told.cold | np.array([appends_to_cache(op) for op in ops]) & ~told.warm
+    appends = map_distinct("cat".__eq__, index_words(ops, attrgetter("function")))
+    appends[appends] = [appends_to_cache(ops[i]) for i in np.flatnonzero(appends).tolist()]
+    cold = told.cold | appends & ~told.warm
     again = np.minimum(form.twice * width * n, read / 2.0)
     return _Sizes(n, read, write, rows, run, kernel, cold, again, form)
 

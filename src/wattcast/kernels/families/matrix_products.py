@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, CodedColumn, map_distinct
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_choice import (
@@ -41,7 +42,7 @@ from wattcast.kernels.kernel_table import (
     resident_share,
     wave_fill,
 )
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, index_words
 from wattcast.workload.operator_types import Bmm, Conv2d, Linear
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
@@ -253,8 +254,9 @@ def product_work(
         "dram_write_byte": out * (1.0 - kept),
         "slots": tile["slots"],
     }
-    forms = [(op.dtype, slim) for op, slim in zip(ops, (s.m <= _SLIM).tolist(), strict=True)]
-    group, blend = blend_families(_kernel_family, forms, picks)
+    dtypes = index_words(ops, attrgetter("dtype"))
+    forms = [(dtype, slim) for dtype in dtypes.values for slim in (False, True)]
+    group, blend = blend_families(_kernel_family, CodedColumn(forms, 2 * dtypes.place + (s.m <= _SLIM)), picks)
     plain, logs, aligned = product_features(s.b, s.m, s.n, s.k, tile, reference)
     plain |= {name: shape[name] for name in _OWN_FEATURES}
     return FamilyColumns(group, work, plain | blend, logs, aligned)
@@ -265,7 +267,7 @@ _OWN_FEATURES = ("linear", "straight", "left_turned", "warm", "odd", "half", "bi
 
 def product_choice_inputs(
     ops: Sequence[Operator], told: ConditionColumns
-) -> tuple[list[str], tuple[Array, ...], Columns]:
+) -> tuple[Sequence[str], tuple[Array, ...], Columns]:
     """Return what the kernel choice sees of products: their choosers, sizes and shapes."""
     s = _collect_sizes(ops)
     return _name_choosers(ops, s), (s.b, s.m, s.n, s.k), _describe_shape(told, s)
@@ -285,11 +287,12 @@ def _describe_shape(told: ConditionColumns, s: _Sizes) -> Columns:
     }
 
 
-def _name_choosers(ops: Sequence[Operator], s: _Sizes) -> list[str]:
+def _name_choosers(ops: Sequence[Operator], s: _Sizes) -> CodedColumn[str]:
     """Return the chooser of each: products for which a library chooses among the same kernels share one."""
-    names = [_CHOOSER.get(op.dtype, "half") for op in ops]
-    known = zip(names, (s.aligned > 0).tolist(), strict=True)
-    return [name if whole or name in ("fp32", "tf32") else f"{name}-unaligned" for name, whole in known]
+    dtypes = index_words(ops, attrgetter("dtype"))
+    names = [_CHOOSER.get(dtype, "half") for dtype in dtypes.values]
+    names += [name if name in ("fp32", "tf32") else f"{name}-unaligned" for name in names]
+    return CodedColumn(names, np.where(s.aligned > 0, dtypes.place, dtypes.place + len(dtypes.values)))
 
 
 def _pick_kernels(
@@ -298,7 +301,7 @@ def _pick_kernels(
     sizes = (s.b, s.m, s.n, s.k)
 
     def usual() -> list[KernelLabel]:
-        simt = np.array([op.dtype in CUDA_CORE_FORMATS for op in ops])
+        simt = map_distinct(CUDA_CORE_FORMATS.__contains__, index_words(ops, attrgetter("dtype")))
         fast_tf32 = (s.code == TF32_CODE) & (s.aligned > 0)  # others take long over each step of K, and a split pays
         reduce_cycles = np.where(fast_tf32, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
         sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, CodedColumn
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
@@ -30,6 +30,7 @@ from wattcast.kernels.kernel_table import (
     streamed_share,
     wave_fill,
 )
+from wattcast.workload.operator_base import index_words
 from wattcast.workload.operator_types import LayerNorm, RmsNorm, RowReduction, Softmax
 
 _WARP_ROW, _WARP_ROW_ELSE = 2048, 1024  # longest rows given to one warp; of a gradient or a fused cast
@@ -64,10 +65,10 @@ def row_reduction_work(
     ops: Sequence[RowReduction], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of softmax and norms."""
-    families = np.empty(len(ops), dtype=object)
+    groups = list(group_alike(ops))
+    families = CodedColumn.from_parts(((at, [alike.kernel_family] * len(at)) for at, alike in groups), len(ops))
     table = np.empty((len(_COLUMNS), len(ops)))
-    for at, alike in group_alike(ops):
-        families[at] = alike.kernel_family
+    for at, alike in groups:
         columns = _count_work(alike, told.cold[at], reference)
         table[:, at] = np.array(np.broadcast_arrays(*columns), dtype=np.float64)
     dim, units, cycles, slots, *rest = table
@@ -80,7 +81,7 @@ def row_reduction_work(
         "waves": np.log2(waves),
     }
     logs = {"log_rows": rest[-2], "log_dim": dim, "log_byte": rest[-1]}
-    return FamilyColumns(families.tolist(), work, plain, logs, {"align_dim": dim})
+    return FamilyColumns(families, work, plain, logs, {"align_dim": dim})
 
 
 _WORK = ("steps", "launches", "l2_byte", "between_byte", "shared_byte", "dram_read_byte", "dram_write_byte")
@@ -121,12 +122,10 @@ class AlikeRows(NamedTuple):
 
 def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.intp], AlikeRows]]:
     """Yield operators that one kernel runs in the same formats, with their places among ``ops``."""
-    places: dict[tuple[str, Dtype, Dtype, bool, bool], list[int]] = {}
-    for i, op in enumerate(ops):
-        log = isinstance(op, Softmax) and op.log
-        places.setdefault((op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, log), []).append(i)
+    forms = index_words(ops, _read_form)
     columns = count_columns(ops, attrgetter("rows", "dim", "read_byte", "write_byte"))
-    for form, some in places.items():
+    for which, form in enumerate(forms.values):
+        some = np.flatnonzero(forms.place == which)
         rows, dim, read, write = columns[:, some]
         kind, dtype, out_dtype, backward, _ = form
         if kind == "softmax":
@@ -136,9 +135,13 @@ def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.in
             kernels = np.where(dim <= longest, "warp", np.where(held, "block", "loop"))
         else:
             kernels = np.where(dim % 4 == 0, "vector", "scalar")
-        for kernel in dict.fromkeys(kernels.tolist()):
+        for kernel in np.unique(kernels).tolist():
             own = (kernels == kernel).nonzero()[0]
-            yield np.array(some)[own], AlikeRows(kernel, *form, rows[own], dim[own], read[own], write[own])
+            yield some[own], AlikeRows(kernel, *form, rows[own], dim[own], read[own], write[own])
+
+
+def _read_form(op: RowReduction) -> tuple[str, Dtype, Dtype, bool, bool]:
+    return op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, isinstance(op, Softmax) and op.log
 
 
 def _count_work(of: AlikeRows, cold: Flags, reference: ReferenceChip) -> tuple[Array | Flags | float, ...]:

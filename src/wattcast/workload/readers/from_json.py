@@ -7,20 +7,31 @@ Files hold the same entry many times, so each distinct entry is decoded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
+import numpy as np
 
+from wattcast.core.arrays import index_distinct, split_rows
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.operator_base import Operator, check_size, load_functions, registered_operators
+from wattcast.workload.operator_base import (
+    MANY_OPS,
+    Operator,
+    OperatorColumns,
+    OperatorRecords,
+    check_size,
+    load_functions,
+    registered_operators,
+)
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear, Softmax
 
 MAX_OPS = 1_000_000
@@ -57,7 +68,10 @@ def parse_workload(data: bytes, where: str) -> Graph:
         raise bad_value(where, "at least one operator", "none")
     blocks: list[Block] = []
     loose: list[Operator] = []  # operators between blocks, which become a block of their own
-    for index, op in enumerate(_parse_entries(file.ops, f"{where}: ops")):
+    entries = _parse_entries(file.ops, f"{where}: ops")
+    if isinstance(entries, OperatorColumns):
+        blocks, entries = [Block(entries)], ()
+    for index, op in enumerate(entries):
         if op is not None:
             loose.append(op)
             continue
@@ -67,9 +81,9 @@ def parse_workload(data: bytes, where: str) -> Graph:
         at = f"{where}: ops[{index}]"
         entry = decode_json(bytes(file.ops[index]), _BlockEntry, at)
         ops = _parse_entries(entry.ops, f"{at}.ops")
-        if None in ops:
+        if not isinstance(ops, OperatorColumns) and None in ops:
             raise bad_value(f"{at}.ops[{ops.index(None)}]", "an operator", "a block", "Blocks hold operators alone.")
-        blocks.append(Block(tuple(op for op in ops if op is not None), entry.repeat, entry.label))
+        blocks.append(Block(ops, entry.repeat, entry.label))
     if loose:
         blocks.append(Block(tuple(loose)))
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
@@ -114,33 +128,48 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
     return plain
 
 
-def _parse_entries(entries: Sequence[msgspec.Raw], where: str) -> list[Operator | None]:
-    """Return the operator of each entry, or None for a block."""
+def _parse_entries(entries: Sequence[msgspec.Raw], where: str) -> Sequence[Any]:
+    """Return the operator of each entry, or None for a block; many operators in columns."""
     raws = list(map(bytes, entries))
     try:
-        found = _decode_entries(raws)
-    except BadInput:  # one by one, they say which is wrong
-        for index, raw in enumerate(raws):
+        return _decode_entries(raws)
+    except BadInput:  # one by one, they say which is wrong; halves say where the first is
+        index = 0
+        while len(raws) > 1:
+            half = raws[: len(raws) // 2]
             try:
-                _decode_entries([raw])
-            except BadInput as error:
-                raise type(error)(f"{where}[{index}]: {error}") from None
+                _decode_entries(half)
+                index, raws = index + len(half), raws[len(half) :]
+            except BadInput:
+                raws = half
+        try:
+            _decode_entries(raws)
+        except BadInput as error:
+            raise type(error)(f"{where}[{index}]: {error}") from None
         raise
-    return [found[raw] for raw in raws]
 
 
-def _decode_entries(raws: Iterable[bytes]) -> dict[bytes, Operator | None]:
-    """Return the operator of each distinct entry, or None for a block; those of one name are decoded together."""
-    found: dict[bytes, Operator | None] = dict.fromkeys(raws)
-    named: dict[str | None, list[bytes]] = {}
-    for raw, head in zip(found, _decode_together(list(found), _EntryHead, "op"), strict=True):
-        if head.op is not None or head.repeat is None:
-            named.setdefault(head.op, []).append(raw)
-    for name, some in named.items():
-        cls = _find_class(name)
-        structs = _decode_together(some, operator_struct(cls), str(name))
-        found.update(zip(some, (_make_operator(cls, struct) for struct in structs), strict=True))
-    return found
+def _decode_entries(raws: Sequence[bytes]) -> Sequence[Any]:
+    """Return the operator of each entry, or None for a block; those of one name are decoded together."""
+    distinct, place = index_distinct(raws)
+    heads, at = index_distinct(map(attrgetter("op", "repeat"), _decode_together(distinct, _EntryHead, "op")))
+    parts: list[OperatorRecords] = []
+    for (name, repeat), rows in zip(heads, split_rows(at, len(heads)), strict=True):
+        if name is not None or repeat is None:
+            cls = _find_class(name)
+            some = [distinct[i] for i in rows.tolist()]
+            parts.append((rows, cls, _decode_together(some, operator_struct(cls), str(name))))
+    if len(raws) >= MANY_OPS and len(parts) == len(heads):
+        columns = OperatorColumns.from_records(parts, _make_operator)
+        for op in columns.stack_forms():
+            op.__post_init__()
+            check_size(op)
+        found: Sequence[Any] = columns[place]
+        return found
+    ops = np.full(len(distinct), None)
+    for rows, cls, records in parts:
+        ops[rows] = [_make_operator(cls, record) for record in records]
+    return tuple(ops.take(place).tolist())
 
 
 def _decode_together(raws: Sequence[bytes], kind: Any, where: str) -> list[Any]:
