@@ -166,17 +166,21 @@ class KernelWork:
         return np.array([*(getattr(self, name) for name in WORK_COLUMNS), *self.features.values()])
 
 
-def join_work(parts: Sequence[KernelWork]) -> KernelWork:
-    """Return the work of the kernels of all parts, one part behind the other; features that a part lacks are zero."""
+def join_work(parts: list[KernelWork]) -> KernelWork:
+    """Return the work of all parts, one behind the other, and empty the list; features that a part lacks are zero."""
     ends = list(accumulate(len(part.units) for part in parts))
     places = [slice(end - len(part.units), end) for part, end in zip(parts, ends, strict=True)]
-    families = zip(places, (part.kernel_family for part in parts), strict=True)
+    of_parts = zip(places, (part.kernel_family for part in parts), strict=True)
+    kernel_family = CodedColumn.from_parts(of_parts, ends[-1])
     features = {name: np.zeros(ends[-1]) for name in dict.fromkeys(chain(*(part.features for part in parts)))}
-    for place, part in zip(places, parts, strict=True):
+    columns = {name: np.empty(ends[-1]) for name in WORK_COLUMNS}
+    while parts:
+        part, place = parts.pop(), places.pop()
         for name, values in part.features.items():
             features[name][place] = values
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in WORK_COLUMNS}
-    return KernelWork(CodedColumn.from_parts(families, ends[-1]), features=features, **columns)
+        for name, column in columns.items():
+            column[place] = getattr(part, name)
+    return KernelWork(kernel_family, features=features, **columns)
 
 
 WORK_COLUMNS = (
