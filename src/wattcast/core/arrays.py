@@ -73,9 +73,6 @@ class CodedColumn(Sequence[_Value]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
     @classmethod
     def from_parts(cls, parts: Iterable[tuple[Any, Iterable[_Value]]], count: int) -> CodedColumn[_Value]:
         """Return the column of all rows from the values of some rows each."""

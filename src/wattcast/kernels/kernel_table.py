@@ -232,8 +232,8 @@ class Kernels:
     work: KernelWork  # columns (kernel,)
     link_byte: Array  # (kernel,) bytes that leave the device
     segments: tuple[IssueSegment, ...]
-    conditions: tuple[RunCondition, ...] = ()
-    notes: CodedColumn[str] = CodedColumn((), np.zeros(0, np.intp))  # assumed of each row; empty: nothing
+    conditions: tuple[RunCondition, ...]
+    notes: CodedColumn[str]  # what had to be assumed of each row; empty: nothing
 
     @cached_property
     def key(self) -> Hashable:

@@ -118,7 +118,7 @@ def build_kernels(
     conditions = tuple(conditions)
     flop, sfu_op, read, written = count_columns(ops, _operator_work)
     check_size(ops[int(np.argmax(read + written))])
-    key = (ops, conditions, events) if len(ops) <= _MOST_OPS else None  # a million operators take seconds to hash
+    key = (ops, conditions, tuple(events)) if len(ops) <= _MOST_OPS else None  # a million take seconds to hash
     work = None if key is None else reference.kept.get(key)  # of a workload met before: no sweep changes it
     if work is None:
         work = compute_work(ops, conditions, events, reference)

@@ -17,7 +17,7 @@ from wattcast.workload.operator_base import Operator, OperatorColumns
 class Block:
     """Operators issued in order; the whole sequence runs ``repeat`` times."""
 
-    ops: Sequence[Operator]  # a tuple, or columns where there are many
+    ops: Sequence[Operator]  # a tuple; many lie in columns
     repeat: int = 1
     label: str = ""
 

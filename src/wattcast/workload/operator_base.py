@@ -197,7 +197,7 @@ class OperatorColumns(Sequence[Operator]):
 
     def __getitem__(self, row: Any) -> Any:
         if not isinstance(row, (int, np.integer)):
-            return OperatorColumns(self.forms[row], self.sizes[:, row], self.labels[row])
+            return self.select_rows(row)
         one = self.forms[row]
         sizes = dict(zip(one.size_names, map(int, self.sizes[:, row].tolist()), strict=False))
         return one.with_sizes(sizes | {"label": self.labels[row]})
@@ -207,6 +207,10 @@ class OperatorColumns(Sequence[Operator]):
 
     def __hash__(self) -> int:
         return hash(tuple(self))
+
+    def select_rows(self, rows: RowIndex | slice) -> OperatorColumns:
+        """Return some of the operators."""
+        return OperatorColumns(self.forms[rows], self.sizes[:, rows], self.labels[rows])
 
     @cached_property
     def rows_by_form(self) -> list[RowIndex]:
@@ -230,7 +234,7 @@ class OperatorColumns(Sequence[Operator]):
         if (table != table[:, first[place]]).any():  # two that differ have one key
             _, first, place = np.unique(table, axis=1, return_index=True, return_inverse=True)
         order = np.argsort(first)
-        return self[first[order]], np.argsort(order)[place]
+        return self.select_rows(first[order]), np.argsort(order)[place]
 
     def describe(self) -> list[str]:
         """Return the text of each operator."""
@@ -257,7 +261,7 @@ def index_words(ops: Sequence[Any], read: Callable[[Any], _Word]) -> CodedColumn
 
 def select_operators(ops: Sequence[Operator], rows: RowIndex) -> Sequence[Operator]:
     """Return some of the operators, in columns where all are."""
-    return ops[rows] if isinstance(ops, OperatorColumns) else tuple([ops[i] for i in rows.tolist()])
+    return ops.select_rows(rows) if isinstance(ops, OperatorColumns) else tuple([ops[i] for i in rows.tolist()])
 
 
 _REGISTRY: dict[str, type[Operator]] = {}

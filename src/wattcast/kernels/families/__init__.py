@@ -20,9 +20,7 @@ from wattcast.workload.operator_base import Operator
 # (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip) -> columns of all
 WorkFunction: TypeAlias = Callable[[Sequence[Any], ConditionColumns, Array, ReferenceChip], FamilyColumns]
 # (operators, their conditions) -> names of choosers, sizes b, m, n and k, and shape columns, of all
-ChoiceInputs: TypeAlias = Callable[
-    [Sequence[Any], ConditionColumns], tuple[Sequence[str], tuple[Array, ...], Columns]
-]
+ChoiceInputs: TypeAlias = Callable[[Sequence[Any], ConditionColumns], tuple[Any, tuple[Array, ...], Columns]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,24 +128,17 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
     return plain
 
 
-def _parse_entries(entries: Sequence[msgspec.Raw], where: str) -> Sequence[Any]:
+def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequence[Any]:
     """Return the operator of each entry, or None for a block; many operators in columns."""
     raws = list(map(bytes, entries))
     try:
         return _decode_entries(raws)
-    except BadInput:  # one by one, they say which is wrong; halves say where the first is
-        index = 0
-        while len(raws) > 1:
-            half = raws[: len(raws) // 2]
-            try:
-                _decode_entries(half)
-                index, raws = index + len(half), raws[len(half) :]
-            except BadInput:
-                raws = half
-        try:
-            _decode_entries(raws)
-        except BadInput as error:
-            raise type(error)(f"{where}[{index}]: {error}") from None
+    except BadInput as error:
+        if len(raws) == 1:
+            raise type(error)(f"{where}[{first}]: {error}") from None
+        half = len(raws) // 2  # say which is the first wrong one
+        _parse_entries(raws[:half], where, first)
+        _parse_entries(raws[half:], where, first + half)
         raise
 
 
@@ -164,8 +157,7 @@ def _decode_entries(raws: Sequence[bytes]) -> Sequence[Any]:
         for op in columns.stack_forms():
             op.__post_init__()
             check_size(op)
-        found: Sequence[Any] = columns[place]
-        return found
+        return columns.select_rows(place)
     ops = np.full(len(distinct), None)
     for rows, cls, records in parts:
         ops[rows] = [_make_operator(cls, record) for record in records]
