@@ -91,7 +91,7 @@ COMMANDS = {
     "ledger figures": ("lab", "validate", "--figures", "out", "--format", "svg"),
     "report": ("report", *PREDICT, "--out", "out/report.html"),
 }
-QUICK = ("plot", "export", "designs", "designs csv", "simulate", "pack", "pack engine", "workload", "energies")
+QUICK = ("plot", "export", "designs", "simulate", "pack", "pack engine", "workload", "energies")
 BEFORE = b"what stood there before <!-- wattcast lab side-by-side h200 -->"
 WRITES = ("--out", "--save", "--save-config", "--write", "--plot", "--figures", "--export", "--page", "--rows")
 READS = (  # other options that take a path; two write where another command reads, and stand in the table

@@ -74,12 +74,10 @@ def test_a_batch_equals_its_members(gpu: Gpu, work: Graph) -> None:
             assert_allclose(getattr(batch, name)[at], getattr(one, name), rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("factor", [1.1, 2.0, 16.0])
-def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu, work: Graph, factor: float) -> None:
-    bundle = bundle_for(gpu)
-    base = predict_graph(work, gpu, locked(gpu), bundle)
-    wider = gpu.sweep(memory__byte_per_s=gpu.memory.byte_per_s * factor)
-    assert predict_graph(work, wider, locked(gpu), bundle).latency_s <= base.latency_s * (1 + RTOL)
+def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu, work: Graph) -> None:
+    wider = gpu.sweep(memory__byte_per_s=gpu.memory.byte_per_s * np.array([1.0, 1.1, 2.0, 16.0]))
+    latency_s = predict_graph(work, wider, locked(gpu), bundle_for(gpu)).latency_s
+    assert (latency_s[1:] <= latency_s[0] * (1 + RTOL)).all()
 
 
 def test_a_higher_locked_clock_never_slows_and_never_saves_power(gpu: Gpu, work: Graph) -> None:

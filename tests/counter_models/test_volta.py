@@ -27,7 +27,7 @@ def path(reference: Path) -> Path:
 def result(path: Path) -> CounterFit:
     return fit_counters(
         {"counted": counter_table.read_counter_table(path, MAP)},
-        CounterFitOptions(models=(CounterModelKind.HYBRID,), advice=False),
+        CounterFitOptions(models=(CounterModelKind.HYBRID,), advice=False, hold=("group",)),
     )
 
 
