@@ -30,7 +30,7 @@ LIST = {"name": "<b>my</b> list", "ops": [{"op": "linear", "m": 512, "n": 4096, 
 SMALL = {"model": "gpt2", "gpu": "h200", "batch": 4, "seq": 64, "tokens": 16, "phase": "generate", "stack": "engine"}
 
 
-def until(page, expression: str, argument: object = None, limit_s: float = 60.0) -> None:
+def until(page, expression: str, argument: object = None, limit_s: float = 300.0) -> None:
     """Wait for a JavaScript expression to hold. Playwright's own way evaluates text, which the page forbids."""
     code = expression if "=>" in expression.split("(")[0] or expression.startswith("(") else f"() => {expression}"
     end_s, pause_ms = time.monotonic() + limit_s, 20.0
