@@ -114,11 +114,12 @@ def _judged(rows: KernelRows, bundle: Bundle, gpu: Gpu) -> Judged:
     predicted, timeline = predict_with_bundle(bundle, rows, gpu), analyse_rows(bundle, rows, gpu)
     power_w, _, latency_s = settled_figures(rows)
     assert timeline.near is not None, "a fitted bundle has learned factors"
+    outside = find_unmeasured(timeline, bundle)
     return Judged(
         np.column_stack([latency_s / predicted[:, 0], power_w / predicted[:, 1]]),
         timeline.near.T,
         np.array(
-            ["" if reason is None else str(reason.reason) for reason in find_unmeasured(timeline, bundle)],
+            [str(outside[i].reason) if i in outside else "" for i in range(len(rows))],
             dtype="<U8",
         ),
     )

@@ -216,7 +216,7 @@ def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> Kernel
         return np.hstack([time, power])
 
     strange = (OutsideReason.KIND, OutsideReason.DTYPE)
-    plain = np.array([reason is None or reason.reason not in strange for reason in reasons])
+    plain = np.array([i not in reasons or reasons[i].reason not in strange for i in range(len(timeline.calls))])
     group = timeline.kernels.work.kernel_family
     half = np.array([zlib.crc32(shape_name(op).encode()) % 2 == 0 for op in table.rows.ops])
     return KernelSet(name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, half, make_ends, bundle)

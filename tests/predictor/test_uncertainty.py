@@ -114,7 +114,7 @@ def test_steps_of_the_measured_engine_are_known_better_than_its_kernels() -> Non
     half = np.hypot(steps.latency, NORMAL_P90 * basis.bundle.cards.latency)
     assert_allclose(step.interval.latency_s / step.latency_s, np.exp([-half, half]))
     assert half < 0.1
-    unseen = [UnmeasuredKernel(OutsideReason.KIND, "")] * len(basis.reasons)
+    unseen = dict.fromkeys(range(len(basis.timeline.calls)), UnmeasuredKernel(OutsideReason.KIND, ""))
     assert (kernel_log_ends(basis.timeline, basis.bundle, unseen, is_step=True)[:, 1] > 0.2).all()
 
 

@@ -447,15 +447,16 @@ def _predict_round(
     test = rows.select_rows(np.isin(np.arange(len(rows)), at))
     predicted = predict_with_bundle(bundle, test, gpu)
     timeline = analyse_rows(bundle, test, gpu)
+    outside = find_unmeasured(timeline, bundle)
     burst = test.is_kind("burst")
     power_w, clock_hz, latency_s = settled_figures(test)
     return LeftOutRows(
         at,
         tuple(thing[at].tolist()),
-        tuple("" if reason is None else str(reason.reason) for reason in find_unmeasured(timeline, bundle)),
+        tuple(str(outside[i].reason) if i in outside else "" for i in range(len(test))),
         np.where(burst, np.log(latency_s / predicted[:, 0]), np.nan),
         np.where(burst, np.nan, np.log(compare_asked_power(power_w, clock_hz, predicted))),
-        kernel_log_ends(timeline, bundle, [None] * len(test)),
+        kernel_log_ends(timeline, bundle, {}),
     )
 
 

@@ -8,7 +8,7 @@ much each adds is learned from rows that were left out (``bundle/distances.yaml`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
@@ -122,7 +122,7 @@ class UnmeasuredKernel:
     far: bool = True
 
 
-UnmeasuredKernels = Sequence[UnmeasuredKernel | None]  # of each kernel; None: it is inside
+UnmeasuredKernels = Mapping[int, UnmeasuredKernel]  # by row; others are inside
 
 
 def compute_interval(
@@ -229,10 +229,9 @@ def kernel_log_ends(
         tabled = np.flatnonzero(map_distinct(engines.__contains__, groups)).tolist()
         for row in tabled:  # rows of other versions, at every distance, of kinds never measured here as well
             ends[row, :2] = np.log(engines[work.kernel_family[row]].latency)
-    strange = [(i, bundle.widening.apart[reason.reason]) for i, reason in enumerate(reasons) if reason is not None]
-    if strange:
-        rows = [i for i, _ in strange]
-        by = np.array([(apart.latency, apart.latency, apart.power, apart.power) for _, apart in strange])
+    if reasons:
+        rows, apart = list(reasons), {why: (of.latency, of.power) for why, of in bundle.widening.apart.items()}
+        by = np.array([apart[outside.reason] for outside in reasons.values()]).take(_ENDS_OF, axis=1)
         by[np.isin(rows, tabled), :2] = 0.0
         ends[rows] = widen_log_ends(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
     return ends
@@ -323,13 +322,12 @@ def _half_widths(name: str, amount: Array) -> Array:
 
 def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Kernels and number formats that were not measured; they widen the ends of each kernel, not of the whole."""
-    spent_s = (basis.detail.kernel_s * basis.timeline.calls).reshape(-1, len(basis.reasons)).sum(axis=0)
-    found = [(i, reason) for i, reason in enumerate(basis.reasons) if reason is not None]
+    spent_s = (basis.detail.kernel_s * basis.timeline.calls).reshape(-1, len(basis.timeline.calls)).sum(axis=0)
     for dimension, of_format in (("kernels", False), ("number format", True)):
-        known = [(i, r) for i, r in found if (r.reason is OutsideReason.DTYPE) == of_format]
+        known = [(i, r) for i, r in basis.reasons.items() if (r.reason is OutsideReason.DTYPE) == of_format]
         if not known:
             continue
-        named = dict.fromkeys(r.description for _, r in sorted(known, key=lambda item: -spent_s[item[0]]))
+        named = dict.fromkeys(r.description for _, r in sorted(known, key=lambda item: (-spent_s[item[0]], item[0])))
         outside, far_outside = np.zeros((2, len(spent_s)))
         outside[[i for i, _ in known]] = 1.0
         far_outside[[i for i, r in known if r.far]] = 1.0
@@ -473,13 +471,13 @@ def _engine_host_s(basis: PredictionBasis) -> float:
     return known.step_s + known.loose_layer_s * sum(n for op, n in graph.calls() if op.kind in launched)
 
 
-def find_unmeasured(timeline: Timeline, bundle: Bundle) -> list[UnmeasuredKernel | None]:
-    """Find the kernels outside what was measured; None for each kernel inside."""
+def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredKernel]:
+    """Find the kernels outside what was measured, by row."""
     kernels = timeline.kernels
-    reasons: list[UnmeasuredKernel | None] = [None] * len(kernels.ops)
+    reasons: dict[int, UnmeasuredKernel] = {}
     to_size: dict[str, list[RowIndex]] = {}
     unheld = {family for family, residual in bundle.residuals.items() if residual.rows == 0}
-    form, groups = np.empty(len(reasons), np.intp), kernels.work.kernel_family
+    form, groups = np.empty(len(kernels.ops), np.intp), kernels.work.kernel_family
     for which, rows in enumerate(group_forms(kernels.ops)):
         form[rows] = which
     alike, place = np.unique(form * len(groups.values) + groups.place, return_inverse=True)
@@ -539,11 +537,11 @@ def _sizes_outside(kernels: Kernels, seen: MeasuredRange, rows: RowIndex) -> dic
     octaves = np.maximum(low - values, values - high)
     at = np.flatnonzero(octaves.max(axis=0) > _MARGIN)
     furthest = octaves[:, at].argmax(axis=0)
-    found = {}
-    columns = (rows[at], furthest, octaves[furthest, at], values[furthest, at])
-    for row, size, beyond, value in zip(*(column.tolist() for column in columns), strict=True):
-        name = known[kept[size]]
-        least, most = seen.sizes[name]
-        said = f"{name.removeprefix('log_')} of {2**value:.3g}, measured from {2**least:.3g} to {2**most:.3g}"
-        found[row] = beyond, said
-    return found
+    said = [
+        f"{known[i].removeprefix('log_')} of {{:.3g}}, measured from {2**least:.3g} to {2**most:.3g}"
+        for i in kept
+        for least, most in [seen.sizes[known[i]]]
+    ]
+    columns = (rows[at], furthest, octaves[furthest, at], 2.0 ** values[furthest, at])
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    return {row: (beyond, said[size].format(value)) for row, size, beyond, value in each}

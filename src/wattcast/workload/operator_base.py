@@ -228,7 +228,7 @@ class OperatorColumns(Sequence[Operator]):
         key = np.zeros(len(self), np.uint64)
         for column in table.astype(np.uint64):
             key = (key ^ (key >> np.uint64(32))) * _MIX + column
-        if len(np.unique(key)) == len(key):
+        if (np.diff(np.sort(key)) > 0).all():
             return self, np.arange(len(key))
         _, first, place = np.unique(key, return_index=True, return_inverse=True)
         if (table != table[:, first[place]]).any():  # two that differ have one key
