@@ -101,7 +101,8 @@ def compare_clocks(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> str:
     lines = ["clock: share of memory, rows, mean error and median of measured over predicted at the measured clock\n"]
     for low, high in pairwise(SHARES):
         at: Mask = (share >= low) & (share < high)
-        lines.append(f"  {low:.1f} to {high:.1f} {at.sum():4} {_summarise(ratio[at])}\n")
+        if at.any():
+            lines.append(f"  {low:.1f} to {high:.1f} {at.sum():4} {_summarise(ratio[at])}\n")
     return "".join(lines)
 
 
