@@ -95,8 +95,8 @@ def index_distinct(values: Iterable[_Value]) -> tuple[Sequence[_Value], npt.NDAr
         return values.values, values.place
     values = list(values)
     place = dict.fromkeys(values, 0)
-    if len(place) == len(values):
-        return values, np.arange(len(values))
+    if len(place) in (1, len(values)):
+        return list(place), np.arange(len(values)) * (len(place) > 1)
     place.update(zip(place, range(len(place)), strict=True))
     return list(place), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
 

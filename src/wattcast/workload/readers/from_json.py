@@ -157,7 +157,7 @@ def _decode_entries(raws: Sequence[bytes]) -> Sequence[Any]:
         for op in columns.stack_forms():
             op.__post_init__()
             check_size(op)
-        return columns.select_rows(place)
+        return columns if len(distinct) == len(raws) else columns.select_rows(place)
     ops = np.full(len(distinct), None)
     for rows, cls, records in parts:
         ops[rows] = [_make_operator(cls, record) for record in records]

@@ -38,7 +38,7 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
         from wattcast.workload.readers.from_onnx import read_onnx
 
         graph = read_onnx(path)
-    elif path.name.lower().endswith(".gz") or "traceEvents" in _find_keys(data):
+    elif path.name.lower().endswith(".gz") or _find_keys(data, "traceEvents"):
         from wattcast.workload.readers.from_profiler import parse_profile, read_profile
 
         graph = parse_profile(data, path.name) if data else read_profile(path)
@@ -102,7 +102,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.onnx)")
 
 def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
     """Return the model of a Hugging Face configuration, or None where the data is something else."""
-    if not _find_keys(data) & {"model_type", "architectures"}:
+    if not _find_keys(data, "model_type", "architectures"):
         return None
     from wattcast.workload.readers.from_huggingface import name_model, parse_huggingface
 
@@ -129,9 +129,11 @@ def _read_content(workload: Workload) -> tuple[Path, bytes]:
 _INFINITE = re.compile(rb"(?<=[\[,:\s])Infinity(?=[\],}\s])")  # which Python writes into JSON, as in Mamba's limits
 
 
-def _find_keys(data: bytes) -> set[str]:
-    """Return the keys of a JSON object; none where the data is not one (the readers will say why)."""
+def _find_keys(data: bytes, *names: str) -> set[str]:
+    """Return which names are keys of a JSON object; none where the data is not one (the readers will say why)."""
+    if not any(name.encode() in data for name in names):  # as in a long list, which takes a while to decode
+        return set()
     try:
-        return set(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
+        return {*names} & msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
     except (msgspec.DecodeError, RecursionError):
         return set()
