@@ -40,7 +40,7 @@ MOST_ROWS = 700  # of a table, a number format and a band of latency
 BANDS_MS = (0.02, 0.1)  # between which rows are drawn in equal numbers
 UNCAPPED_SHARE = 0.92  # of the power limit, below which a card runs at its top clock
 HELD_OUT_PARTS = 5  # one shape in five is never fitted to
-RUN_S = 1.0  # of a row with watts, from the top clock on: ``power_min_duration`` of the collector's benchmark
+RUN_S = 1.0  # of a row with watts, from the top clock on; shorter where 3,000 replays take less, which is not counted
 WEIGHT_COPIES = 6  # that the collector's products go round: weights come from device memory if these outgrow L2
 
 
