@@ -99,7 +99,7 @@ def _interrupted() -> SimpleNamespace:
     assert process.stderr.readline() == "up\n"  # with --json the command's own output goes to stderr
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 9
     return SimpleNamespace(**json.loads(out))
 
@@ -302,7 +302,7 @@ def test_ending_signals_go_to_the_command_and_nothing_is_lost(
     child = int(process.stderr.readline())
     time.sleep(1.0)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 40 + number
     assert json.loads(out)["duration_s"] > 0.9
     assert len(EnergySamples.load(kept))

@@ -18,7 +18,7 @@ from wattcast.measure.energy_samples import find_ticks
 from wattcast.measure.sampler import Sampler
 
 
-def wait_for(condition, longest_s: float = 6.0) -> bool:
+def wait_for(condition, longest_s: float = 60.0) -> bool:
     end_s = time.monotonic() + longest_s
     while time.monotonic() < end_s:
         if condition():
@@ -54,23 +54,19 @@ def test_it_knows_the_card_and_finds_its_power(standin: StandIn) -> None:
 
 def test_errors_of_the_driver_are_counted_and_outlived(standin: StandIn) -> None:
     with Sampler("nvml") as sampler:
-        standin.follow("at -10 300 1980", "error energy 999 0.0 0.4", "error temperature 999 0 100")
-        time.sleep(0.2)
-        failed = sampler.errors
-        assert wait_for(
-            lambda: sampler.errors > failed or sampler.since(sampler.head - 3).last("energy_j") is not None
-        )
+        standin.follow("at -10 300 1980", "error energy 999 0 1e9", "error temperature 999 0 1e9")
+        assert wait_for(lambda: sampler.errors > 0)
+        standin.follow("at -10 300 1980", "error temperature 999 0 1e9")
+        mark = sampler.head
+        assert wait_for(lambda: sampler.since(mark).last("energy_j") is not None)
         time.sleep(0.9)
-        assert sampler.errors > 0
         assert sampler.healthy
-        late = sampler.since(sampler.head - 100)
-    assert late.last("energy_j") is not None
-    assert late.last("temperature_c") is None  # soft readings are NaN, not an error
+        assert sampler.since(mark).last("temperature_c") is None  # soft readings are NaN, not an error
 
 
 def test_a_vanished_device_is_reported_and_what_was_seen_is_kept(standin: StandIn) -> None:
     with Sampler("nvml") as sampler:
-        time.sleep(0.8)
+        assert wait_for(lambda: find_ticks(sampler.since(0)).intervals >= 5)
         standin.follow("at -10 300 1980", "lost 0.0")
         assert wait_for(lambda: sampler.lost)
         with pytest.raises(Refused, match="vanished"):
@@ -137,7 +133,7 @@ def test_the_polling_process_ends_with_its_parent(standin: StandIn) -> None:
         "from wattcast.measure.sampler import Sampler\n"
         "s = Sampler('nvml'); s.start(); print(s._process.pid, flush=True); os._exit(0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     child = int(done.stdout)
     assert wait_for(lambda: not _running(child))
 
@@ -182,7 +178,7 @@ def test_the_real_binding_reaches_the_setters_of_the_stand_in(standin: StandIn, 
         "n.nvmlDeviceSetGpuLockedClocks(h, 1200, 1500); n.nvmlDeviceResetGpuLockedClocks(h)\n"
         "n.nvmlDeviceSetPowerManagementLimit(h, 500000)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert calls.read_text().splitlines() == [
         "SetGpuLockedClocks 1200 1500",
         "ResetGpuLockedClocks 0 0",
@@ -198,7 +194,7 @@ def test_permission_errors_come_back_from_the_setters(standin: StandIn) -> None:
         "try:\n    n.nvmlDeviceSetGpuLockedClocks(h, 1200, 1500)\n"
         "except n.NVMLError_NoPermission:\n    print('refused')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "refused\n"
 
 
