@@ -18,7 +18,7 @@ from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import read_bytes
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.gpuwattch.architecture import read_architecture
-from wattcast.gpuwattch.bottom_up.chip_model import list_chip_parts
+from wattcast.gpuwattch.bottom_up.chip_design import list_chip_parts
 from wattcast.gpuwattch.bottom_up.event_energies import (
     EnergyRatio,
     build_architecture_chip,

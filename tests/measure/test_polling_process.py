@@ -60,7 +60,7 @@ class ImaginedGpu:
         self.calls += 1
         self.now_s += self._call_s(self.now_s)
         if self._fails_s <= self.now_s < self._back_s:
-            raise ReadError("stand-in", 15, lost=self._lost)
+            raise ReadError("stand-in", lost=self._lost)
 
 
 def poll_until(

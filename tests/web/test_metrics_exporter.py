@@ -120,7 +120,7 @@ def test_the_energy_counter_never_falls_when_the_driver_wraps_it() -> None:
 def test_a_lost_card_is_said_and_does_not_end_the_exporter() -> None:
     source, clock = FakeSource(), Clock()
     mine = card(source, clock)
-    source.error = ReadError("gone", 15, lost=True)
+    source.error = ReadError("gone", lost=True)
     text = write_metrics([mine], [])
     assert value(text, "wattcast_lost") == 1.0
     assert value(text, "wattcast_reading_errors_total") == 1.0

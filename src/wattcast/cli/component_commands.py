@@ -270,8 +270,7 @@ def show_bottom_up(
     """Build energies per event from an architecture, and save or draw them where asked for."""
     from wattcast.gpuwattch.architecture import read_architecture
     from wattcast.gpuwattch.bottom_up import event_energies
-    from wattcast.gpuwattch.bottom_up.chip_design import design_from_gpu
-    from wattcast.gpuwattch.bottom_up.chip_model import build_chip
+    from wattcast.gpuwattch.bottom_up.chip_design import build_chip, design_from_gpu
     from wattcast.gpuwattch.energy_table import format_energy_table
     from wattcast.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.predictor.api import find_gpu

@@ -42,7 +42,7 @@ Array = npt.NDArray[np.float64]
 _MAGIC = 0x57415454
 _HEADER = 16  # int64 words
 _MOST_BYTE = 2**28  # of a recording or a log: a device that is read as one has no end
-MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, LAST_ERROR, RESETS, PROCESSOR_NS, QUICK = range(10)
+MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, PROCESSOR_NS, QUICK = range(8)
 STARTING, SAMPLING, LOST, STOPPED = range(4)
 _RAIL = re.compile(r"\b([A-Z]\w*) (\d+)(?:mW)?/\d+(?:mW)?(?=\s|$)")
 _STAMP = re.compile(r"^(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d) ")
@@ -342,19 +342,17 @@ class UnwrappedCounter:
     cannot be compared.
 
     >>> counter = UnwrappedCounter(4294967.296)
-    >>> counter.follow(4294967.0), counter.follow(100.0), counter.follow(3.0), counter.resets
-    (4294967.0, 4295067.296, 4294970.296, 1)
+    >>> counter.follow(4294967.0), counter.follow(100.0), counter.follow(3.0)
+    (4294967.0, 4295067.296, 4294970.296)
     """
 
     def __init__(self, range_j: float | None) -> None:
-        self._range_j, self._previous_j, self._offset_j, self.resets = range_j or np.inf, 0.0, 0.0, 0
+        self._range_j, self._previous_j, self._offset_j = range_j or np.inf, 0.0, 0.0
 
     def follow(self, now_j: float) -> float:
         """Return the counter without its wraps; NaN, a reading that failed, is passed over."""
-        if now_j < self._previous_j:
-            wrapped = self._previous_j > 0.9 * self._range_j and now_j < 0.1 * self._range_j
-            self._offset_j += self._range_j if wrapped else 0.0
-            self.resets += not wrapped
+        if self._previous_j > 0.9 * self._range_j and now_j < 0.1 * self._range_j:
+            self._offset_j += self._range_j
         self._previous_j = now_j if np.isfinite(now_j) else self._previous_j
         return now_j + self._offset_j
 

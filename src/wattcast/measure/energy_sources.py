@@ -44,9 +44,9 @@ class DeviceIdentity:
 class ReadError(Exception):
     """A reading failed. ``lost`` says the device itself is gone."""
 
-    def __init__(self, message: str, code: int = 0, lost: bool = False) -> None:
+    def __init__(self, message: str, lost: bool = False) -> None:
         super().__init__(message)
-        self.code, self.lost = code, lost
+        self.lost = lost
 
 
 class EnergySource(Protocol):
@@ -173,7 +173,7 @@ class NvmlSource:
         except nvml.NVMLError as error:
             lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED)
             if lost or (needed and error.value != nvml.NVML_ERROR_NOT_SUPPORTED):
-                raise ReadError(str(error), error.value, lost) from None
+                raise ReadError(str(error), lost) from None
             return None
 
     def _or(self, otherwise: Any, call: Any, *arguments: Any) -> Any:

@@ -123,12 +123,10 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
             failed = 0
         except ReadError as error:
             ring.header[layout.ERRORS] += 1
-            ring.header[layout.LAST_ERROR] = error.code
             ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
             first_s, longest_s = BACK_OFF_S if error.lost else (FINE_S, BACK_OFF_S[0])
             energy_due_s = clock_due_s = other_due_s = began_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
             failed += 1
-        ring.header[layout.RESETS] = counter.resets
         ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
         quick, due_s = ring.header[layout.QUICK], min(energy_due_s, clock_due_s, other_due_s)

@@ -62,7 +62,6 @@ class MicroCampaign:
     deadline_s: float
     since: str = ""  # rows that failed after this moment are not tried again
     bench: DeviceBench | None = None
-    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.out / f"{self.kind}.jsonl")
@@ -74,12 +73,10 @@ class MicroCampaign:
         for place, task in enumerate(tasks):
             name = task.blank.id
             if name in self.journal.ids or (self.since and name in self.failed):
-                self.counts["skipped"] += 1
                 continue
             began_s = time.monotonic()
             if self.deadline_s - began_s < RESERVE_S:
                 say(f"{self.kind}: budget spent after {place} of {len(tasks)} rows")
-                self.counts["left for want of time"] += len(tasks) - place
                 return
             write_heartbeat(self.out, name, self.kind)
             blank = replace(task.blank, date=format_now())
@@ -88,7 +85,6 @@ class MicroCampaign:
             except Exception as error:
                 row = replace(blank, error=f"{type(error).__name__}: {error}"[:400])
                 self.journal.append(asdict(row))
-                self.counts["failed"] += 1
                 say(f"{place + 1}/{len(tasks)} {name}: {row.error[:160]}")
                 if isinstance(error, DeviceFault):
                     raise
@@ -98,7 +94,6 @@ class MicroCampaign:
                     self.bench.sampler.restart()
                 continue
             self.journal.append(asdict(row))
-            self.counts["measured"] += 1
             now_s = time.monotonic()
             spent = f"({now_s - began_s:.1f} s, {self.deadline_s - now_s:.0f} s left)"
             say(f"{place + 1}/{len(tasks)} {describe_row(row)} {spent}")

@@ -8,8 +8,7 @@ import pytest
 
 from wattcast import hardware
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName, WattcastError
-from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
-from wattcast.gpuwattch.bottom_up.chip_model import build_chip
+from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, build_chip, design_from_gpu
 from wattcast.gpuwattch.bottom_up.chip_units import RouterShape, crossbar_cost
 from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, scale_design
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayPorts, SearchedBuffer, SramArray

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from wattcast import hardware
-from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu, known_assumptions
-from wattcast.gpuwattch.bottom_up.chip_model import build_chip, chip_area_mm2, chip_leakage, list_chip_parts
+from wattcast.gpuwattch.bottom_up.chip_design import (
+    ChipDesign,
+    build_chip,
+    chip_area_mm2,
+    chip_leakage,
+    design_from_gpu,
+    known_assumptions,
+    list_chip_parts,
+)
 from wattcast.gpuwattch.bottom_up.event_energies import (
     build_architecture_chip,
     compare_chips,

@@ -16,7 +16,7 @@ from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.gpuwattch.architecture import ChipArchitecture
-from wattcast.gpuwattch.bottom_up import chip_design, chip_model
+from wattcast.gpuwattch.bottom_up import chip_design
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign
 from wattcast.gpuwattch.bottom_up.chip_units import find_dram_energy, functional_unit_cost, functional_units
 from wattcast.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE
@@ -47,7 +47,7 @@ _PANELS = {  # size to change -> title, and the figures that show its effect
 }
 
 
-def counter_energies(chip: chip_model.BuiltChip) -> dict[str, float]:
+def counter_energies(chip: chip_design.BuiltChip) -> dict[str, float]:
     """Return joules per count of GPUWattch's counters, with device memory where the design has its energy.
 
     Each counter adds up the accesses that GPUWattch's McPAT charges it for. ``data/counters.csv`` lists them as sums
@@ -66,7 +66,7 @@ def counter_energies(chip: chip_model.BuiltChip) -> dict[str, float]:
     }
 
 
-def pipeline_duty_w(chip: chip_model.BuiltChip) -> float:
+def pipeline_duty_w(chip: chip_design.BuiltChip) -> float:
     """Return the watts of all SMs' pipelines at duty one: three quarters of their latches switch every cycle."""
     d = chip.design
     cycle_j = chip.latches * chip.latch.energy_j * d.pipelines
@@ -78,7 +78,7 @@ _FP16_BIT = 16
 _FLOP_PER_FMA = 2.0
 
 
-def module_event_energies(chip: chip_model.BuiltChip, gpu: Gpu) -> dict[str, float]:
+def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, float]:
     """Return joules per event of the module model at the design's voltage, for random data.
 
     An operation costs its unit, its operands in the register file and its share of issuing the instruction. An event
@@ -164,19 +164,19 @@ def scale_design(design: chip_design.ChipDesign, factors: Mapping[str, float]) -
         ports = ceil(design.router.inputs * count / design.sm_count)
         found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
     if found.link_um:
-        after_mm2, before_mm2 = (chip_model.chip_area_mm2(chip_model.build_chip(d)) for d in (found, design))
+        after_mm2, before_mm2 = (chip_design.chip_area_mm2(chip_design.build_chip(d)) for d in (found, design))
         found = replace(found, link_um=design.link_um * sqrt(after_mm2 / before_mm2))  # the die's side
     return found
 
 
-def compare_chips(before: chip_model.BuiltChip, after: chip_model.BuiltChip) -> tuple[EnergyRatio, ...]:
+def compare_chips(before: chip_design.BuiltChip, after: chip_design.BuiltChip) -> tuple[EnergyRatio, ...]:
     """Compare every counter's joules, the pipelines' watts, leakage and area of two chips, the second as ours."""
 
-    def list_figures(chip: chip_model.BuiltChip) -> dict[tuple[str, str], float]:
-        leakage = chip_model.chip_leakage(chip)
+    def list_figures(chip: chip_design.BuiltChip) -> dict[tuple[str, str], float]:
+        leakage = chip_design.chip_leakage(chip)
         figures = {(name, "J"): joule for name, joule in counter_energies(chip).items()}
         figures |= {(PIPELINES, "W"): pipeline_duty_w(chip), (LEAKAGE, "W"): leakage.cores_w + leakage.rest_w}
-        return figures | {(AREA, "mm2"): chip_model.chip_area_mm2(chip)}
+        return figures | {(AREA, "mm2"): chip_design.chip_area_mm2(chip)}
 
     old, new = list_figures(before), list_figures(after)
     where, group = after.design.name, "size"
@@ -196,15 +196,15 @@ _FPU = ("FPU_ACC", "DPU_ACC")
 
 def build_architecture_chip(
     architecture: ChipArchitecture, sm_count: int | None = None, clock_hz: float | None = None, **fields: Any
-) -> chip_model.BuiltChip:
+) -> chip_design.BuiltChip:
     """Build the chip of an architecture; ``fields`` that are not None replace those of its design."""
     design = chip_design.design_from_architecture(architecture, sm_count)
     given = {name: value for name, value in (fields | {"clock_hz": clock_hz}).items() if value is not None}
-    return chip_model.build_chip(replace(design, **given))
+    return chip_design.build_chip(replace(design, **given))
 
 
 def make_energy_table(
-    chip: chip_model.BuiltChip, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH
+    chip: chip_design.BuiltChip, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH
 ) -> EnergyTable:
     """Return an energy table for the component model: joules per counter of a dialect, pipeline watts, leakage.
 
@@ -216,7 +216,7 @@ def make_energy_table(
         sfu_j, fpu_j = table.pop("SFU_ACC"), table["FPU_ACC"]
         units = [c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"]
         table |= {name: fpu_j if name in _FPU else sfu_j for name in units}
-    leakage = chip_model.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None
+    leakage = chip_design.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None
     return EnergyTable(
         name=f"{chip.design.name}-bottom-up",
         energy_j=table,
@@ -230,9 +230,9 @@ def make_energy_table(
     )
 
 
-def energies_to_plain(chip: chip_model.BuiltChip, gpu: Gpu | None = None) -> dict[str, Any]:
+def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> dict[str, Any]:
     """Return all energies, leakage and area as plain values for JSON; with a catalogue GPU also those of modules."""
-    tech, leakage = chip.tech, chip_model.chip_leakage(chip)
+    tech, leakage = chip.tech, chip_design.chip_leakage(chip)
     modules = module_event_energies(chip, gpu) if gpu is not None else {}
     accesses = {r["counter"]: r["accesses"] for r in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")}
     return {
@@ -256,10 +256,10 @@ def energies_to_plain(chip: chip_model.BuiltChip, gpu: Gpu | None = None) -> dic
         "coalescer": {"read_j": chip.coalescer.read_j, "write_j": chip.coalescer.write_j},
         "parts": [
             {"part": part.name} | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
-            for part in chip_model.list_chip_parts(chip)
+            for part in chip_design.list_chip_parts(chip)
         ],
         "leakage_w": leakage.cores_w + leakage.rest_w,
-        "area_mm2": chip_model.chip_area_mm2(chip),
+        "area_mm2": chip_design.chip_area_mm2(chip),
     }
 
 
@@ -269,7 +269,7 @@ def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
     if bundle is None:
         raise BadInput(f"no energies were fitted for {name}: there is nothing to compare with.")
     gpu, theirs = load_gpu(name), bundle.power.as_module_power().energy_j
-    ours = module_event_energies(chip_model.build_chip(chip_design.design_from_gpu(gpu)), gpu)
+    ours = module_event_energies(chip_design.build_chip(chip_design.design_from_gpu(gpu)), gpu)
     return [
         EnergyRatio(name, "module", event, "J", joule, theirs[event])
         for event, joule in ours.items()
@@ -336,9 +336,9 @@ def draw_size_changes(design: ChipDesign) -> Figure:
     """Draw energies, leakage and area of a chip relative to its own, as one size after another is multiplied."""
     figure = new_figure(9.0, 6.0)
     panels = figure.subplots(2, 2, sharex=True)
-    base = chip_model.build_chip(design)
+    base = chip_design.build_chip(design)
     for axes, (knob, (title, names)) in zip(panels.flat, _PANELS.items(), strict=True):
-        chips = [chip_model.build_chip(scale_design(design, {knob: step})) for step in _STEPS]
+        chips = [chip_design.build_chip(scale_design(design, {knob: step})) for step in _STEPS]
         tables = [{change.name: change.ratio for change in compare_chips(base, chip)} for chip in chips]
         for k, name in enumerate(names):
             line = "--" if name in (LEAKAGE, AREA) else "-"
