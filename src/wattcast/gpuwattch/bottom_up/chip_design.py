@@ -1,4 +1,4 @@
-"""Chips for the bottom-up model: their design, from an architecture file or a catalogue GPU, and the chip built of it.
+"""Chips for the bottom-up model: their design, from an architecture file or a catalogue GPU, and the chip built so.
 
 A built chip has the cost of every memory, crossbar and unit of an SM and of the parts around it.
 """
