@@ -548,14 +548,14 @@ def rehearse_site_serving(
     demand_w = np.repeat(np.stack([day.power_w[:seconds] for day in days]), int(READING_INTERVAL_S), axis=1)
     safe_w = min(budget_w / len(traces) / 1.5, limit_w)
     gpus = tuple(SiteGpu(f"gpu{i}", safe_w, limit_w) for i in range(len(traces)))
-    site = rehearse_site(SitePlan(budget_w, gpus), demand_w)
+    drawn_w, served = rehearse_site(SitePlan(budget_w, gpus), demand_w)
     return {
         "gpus": len(traces),
         "seconds": demand_w.shape[1],
         "budget_w": budget_w,
         "most_wanted_w": float(demand_w.sum(axis=0).max()),
-        "most_drawn_w": float(site.drawn_w.max()),
-        "seconds_over_budget": int((site.drawn_w > budget_w).sum()),
-        "energy_served": float(site.served.mean()),
+        "most_drawn_w": float(drawn_w.max()),
+        "seconds_over_budget": int((drawn_w > budget_w).sum()),
+        "energy_served": float(served.mean()),
         "minutes_kept_without_budget": float(np.mean([day.minutes_kept for day in days])),
     }

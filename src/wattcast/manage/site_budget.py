@@ -19,7 +19,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import Refused, WattcastError, bad_value
 from wattcast.core.records import dataclass
-from wattcast.manage.card_daemon import SILENT_S, DaemonRequest
+from wattcast.manage.card_daemon import DaemonRequest
 from wattcast.manage.daemon_client import DaemonLink
 
 HELD_DOWN = 0.95  # of its limit, from which a card would draw more if it might
@@ -181,53 +181,19 @@ def coordinate_site(
                 last = said
 
 
-@dataclass(frozen=True)
-class SiteDay:
-    """Hold a rehearsal: what was drawn in each second, and how much of the demand was served."""
-
-    drawn_w: Array  # (second,), all GPUs
-    limits_w: Array  # (second,), the sum of limits in force
-    served: Array  # (gpu,), share of the energy asked for above nothing
-
-
-def rehearse_site(
-    plan: SitePlan, demand_w: Array, lost: Array | None = None, coordinated: Array | None = None
-) -> SiteDay:
+def rehearse_site(plan: SitePlan, demand_w: Array) -> tuple[Array, Array]:
     """Replay a day: ``demand_w`` is what each GPU would draw without a limit, ``(gpu, second)``.
 
-    ``lost`` marks seconds in which a node does not answer, ``(gpu, second)``; ``coordinated`` those in which the
-    coordinator lives, ``(second,)``. A GPU that hears nothing for ``SILENT_S`` goes back to its safe share.
+    Return what all GPUs drew in each second, and the share of the energy that each asked for and got.
     """
-    count, seconds = demand_w.shape
-    limits = [gpu.safe_w for gpu in plan.gpus]
-    heard = [0] * count
-    now = 0
+    limits_w = [gpu.safe_w for gpu in plan.gpus]
 
     def set_limit(i: int, watts: float) -> bool:
-        if lost is not None and lost[i, now]:
-            return False
-        limits[i], heard[i] = watts, now
+        limits_w[i] = watts
         return True
 
-    coordinator = SiteCoordinator(plan, set_limit)
-    drawn_w, limits_w, served_j = np.zeros(seconds), np.zeros(seconds), np.zeros(count)
-    down_since: int | None = None
-    for now in range(seconds):
-        draws = [min(float(demand_w[i, now]), limits[i]) for i in range(count)]
-        drawn_w[now], limits_w[now] = sum(draws), sum(limits)
-        served_j += draws
-        if coordinated is not None and not coordinated[now]:
-            down_since = now if down_since is None else down_since
-        else:
-            if down_since is not None:  # a new coordinator begins with the safe shares, once they are in force
-                if now - down_since <= SILENT_S + 1:
-                    continue
-                coordinator, down_since = SiteCoordinator(plan, set_limit), None
-            answers = {i: draws[i] for i in range(count) if lost is None or not lost[i, now]}
-            for i in answers:
-                heard[i] = now
-            coordinator.step(answers)
-        for i, gpu in enumerate(plan.gpus):
-            if now - heard[i] >= SILENT_S:
-                limits[i] = gpu.safe_w
-    return SiteDay(drawn_w, limits_w, served_j / np.maximum(demand_w.sum(axis=1), 1e-9))
+    coordinator, drawn_w = SiteCoordinator(plan, set_limit), np.zeros_like(demand_w)
+    for now, wanted_w in enumerate(demand_w.T):
+        drawn_w[:, now] = np.minimum(wanted_w, limits_w)
+        coordinator.step(dict(enumerate(drawn_w[:, now].tolist())))
+    return drawn_w.sum(axis=0), drawn_w.sum(axis=1) / np.maximum(demand_w.sum(axis=1), 1e-9)
