@@ -104,12 +104,12 @@ def _power_trace(folder: Path, out: Path) -> None:
     from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
     from wattcast.gpuwattch.energy_table import read_component_set
     from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
-    from wattcast.gpuwattch.trace_run import TraceRun, WantedFiles, run_trace
+    from wattcast.gpuwattch.trace_run import TraceRun, run_trace
 
     components = read_component_set(SimulatorDialect.GPUWATTCH, compat=True)
     model = build_component_model(demo_architecture(), demo_energies(), components).model
     trace = open_metric_trace(folder / "metric_trace.log", SimulatorDialect.GPUWATTCH)
-    wanted = WantedFiles(report=True, power_trace=True, metric_trace=False, steady=False, parquet=False, figure=False)
+    wanted = ("power_report", "power_trace")
     run_trace(TraceRun(trace, model, components, TraceSampling(500, 1e9), out, wanted=wanted))
 
 
