@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -86,14 +87,12 @@ class StepRecorder:
         self._now: StepRecord | None = None
         self._prompt_tokens: dict[str, int] = {}
         core = engine.engine_core.engine_core
-        self._scheduler, self._executor = core.scheduler, core.model_executor
-        self._schedule, self._execute = self._scheduler.schedule, self._executor.execute_model
-        self._sample, self._preempt = self._executor.sample_tokens, getattr(self._scheduler, "_preempt_request", None)
-        self._scheduler.schedule = self._timed_schedule
-        self._executor.execute_model = self._timed_execute
-        self._executor.sample_tokens = self._timed_sample
-        if self._preempt is not None:
-            self._scheduler._preempt_request = self._counted_preempt
+        self._scheduler, executor = core.scheduler, core.model_executor
+        self._scheduler.schedule = partial(self._timed_schedule, self._scheduler.schedule)
+        executor.execute_model = partial(self._timed_execute, executor.execute_model)
+        executor.sample_tokens = partial(self._timed_sample, executor.sample_tokens)
+        if preempt := getattr(self._scheduler, "_preempt_request", None):
+            self._scheduler._preempt_request = partial(self._counted_preempt, preempt)
 
     def step(self) -> list[Any]:
         """Call the engine's step once, and record it when it launched anything."""
@@ -110,12 +109,12 @@ class StepRecorder:
         self.records, self.preemptions = [], 0
         self._prompt_tokens.clear()
 
-    def _timed_schedule(self, *arguments: Any, **named: Any) -> Any:
+    def _timed_schedule(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s = self.clock()
         if self.skip_prompts:
             self._scheduler.connector = _ComputedElsewhere()
         try:
-            output = self._schedule(*arguments, **named)
+            output = original(*arguments, **named)
         finally:
             if self.skip_prompts:
                 self._scheduler.connector = None
@@ -132,24 +131,23 @@ class StepRecorder:
             record.schedule_s = self.clock() - began_s
         return output
 
-    def _timed_execute(self, output: Any, *arguments: Any, **named: Any) -> Any:
+    def _timed_execute(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s, record = self.clock(), self._now
         if record is not None and record.scheduled:
             record.begin_mark = self._mark()
-        result = self._execute(output, *arguments, **named)
+        result = original(*arguments, **named)
         if record is not None:
             record.launch_s += self.clock() - began_s
         return result
 
-    def _timed_sample(self, *arguments: Any, **named: Any) -> Any:
+    def _timed_sample(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s, record = self.clock(), self._now
-        future = self._sample(*arguments, **named)
+        future = original(*arguments, **named)
         if record is not None:
             record.end_mark = self._mark()
             record.launch_s += self.clock() - began_s
-        original = getattr(future, "result", None)
-        if original is not None:
-            future.result = lambda *given, **also: self._timed_wait(original, *given, **also)
+        if wait := getattr(future, "result", None):
+            future.result = partial(self._timed_wait, wait)
         return future
 
     def _timed_wait(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -159,10 +157,9 @@ class StepRecorder:
             self._now.wait_s += self.clock() - began_s
         return result
 
-    def _counted_preempt(self, *arguments: Any, **named: Any) -> Any:
+    def _counted_preempt(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self.preemptions += 1
-        assert self._preempt is not None
-        return self._preempt(*arguments, **named)
+        return original(*arguments, **named)
 
     def table(self, origin_s: float = 0.0) -> dict[str, Array]:
         """Return one array per column of ``COLUMNS``, times from ``origin_s``; call it after the GPU has finished.

@@ -263,7 +263,7 @@ class ModelDevice(TorchDevice):
     def warm(self, run: Callable[[], Any]) -> float:
         """Run a few iterations on the stream; seconds of the last, with whatever the host costs."""
         begin = end = self.mark()
-        with self.on_stream():
+        with self.torch.cuda.stream(self.stream):
             self.stream.wait_stream(self.torch.cuda.default_stream())
             for _ in range(WARM_UP):
                 begin = self.mark()
@@ -280,15 +280,9 @@ class ModelDevice(TorchDevice):
 
     def issue(self, run: Callable[[], Any], times: int) -> None:
         """Queue iterations on the stream; an eager iteration is launched by the host as it goes."""
-        with self.on_stream():
+        with self.torch.cuda.stream(self.stream):
             for _ in range(times):
                 run()
-
-    @contextlib.contextmanager
-    def on_stream(self) -> Iterator[None]:
-        """Send the work inside to the stream that is timed."""
-        with self.torch.cuda.stream(self.stream):
-            yield
 
     def recover(self) -> None:
         """Give cached memory back, and count the most that is held from now on."""
