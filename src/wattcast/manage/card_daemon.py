@@ -123,8 +123,8 @@ class CardKeeper:
         """Give the card back and say what went wrong, if anything."""
         try:
             self._driver.submit(self._give_back, "the daemon ends").result(ANSWER_S)
-        except TimeoutError:
-            return self._trouble or "the driver does not answer"
+        except Exception as error:  # other cards are given back whatever goes wrong with this one
+            return self._trouble or str(error) or "the driver does not answer"
         os.close(self._lock)
         return self._trouble
 
