@@ -52,31 +52,26 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
                     measured_rows.row_from_plain(plain, kind, f"{path.name}: line {number}")
                 )
     runs: dict[str, RunInfo] = {info.run: info for info in found["run"]}
+    # what was measured again after a failure: the later
+    rows, models, chains = ({(r.id, r.run): r for r in found[kind]} for kind in ("row", "model", "chain"))
+    if not (rows or models or chains):
+        raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
+    whole: dict[str, int] = {}
+    for name, latest in ((measured_rows.MODELS_FILE, models), (measured_rows.CHAINS_FILE, chains)):
+        if latest:
+            _add_to_table(out / name, [_plain_with_card(row, runs) for row in latest.values()], ("id", "run"))
+            whole[Path(name).stem] = len(latest)
+    if models:
+        profiles = {kernels.id: kernels for kernels in found["model_kernels"]}
+        seen = [_plain_lists(profile) for profile in profiles.values() if not profile.error]
+        _add_to_table(out / measured_rows.MODEL_KERNELS_FILE, seen, ("id",))
+        whole["profiles"] = len(seen)
+    if not rows:
+        return whole
     names: dict[str, NameRow] = {}
     for named in found["names"]:
         if named.names or named.spec not in names:
             names[named.spec] = named
-    # measured again after a failure: the later
-    rows: dict[tuple[str, str], KernelRow] = {(row.id, row.run): row for row in found["row"]}
-    models: dict[tuple[str, str], ModelRow] = {(row.id, row.run): row for row in found["model"]}
-    chains: dict[tuple[str, str], ChainRow] = {(row.id, row.run): row for row in found["chain"]}
-    profiles: dict[str, measured_rows.ModelKernels] = {kernels.id: kernels for kernels in found["model_kernels"]}
-    whole: dict[str, int] = {}
-    if models:
-        packed_models = [_plain_with_card(row, runs) for row in models.values()]
-        _add_to_table(out / measured_rows.MODELS_FILE, packed_models, ("id", "run"))
-        seen = [_plain_lists(profile) for profile in profiles.values() if not profile.error]
-        _add_to_table(out / measured_rows.MODEL_KERNELS_FILE, seen, ("id",))
-        whole |= {"models": len(packed_models), "profiles": len(seen)}
-    if chains:
-        _add_to_table(
-            out / measured_rows.CHAINS_FILE, [_plain_with_card(row, runs) for row in chains.values()], ("id", "run")
-        )
-        whole["chains"] = len(chains)
-    if whole and not rows:
-        return whole
-    if not rows:
-        raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
     packed = [_pack_row(row, runs, names) for row in rows.values()]
     counters = [
         {**row, **{name.replace(".", "_"): value for name, value in row.pop("metrics").items()}}
