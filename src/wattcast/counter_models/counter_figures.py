@@ -136,9 +136,9 @@ def draw_rail_voltages(result: CounterFit) -> Figure:
         at.errorbar(clock, rail.relative, yerr=rail.standard_error, color=PREDICTED, capsize=2, label=one)
         main = main_model_kind(result).fit
         curve, _ = main.how.curves(main.inferred.theta)
-        for index, hz in enumerate(main.how.memory_hz) if rail.rail == "core" and curve.floor_clock_hz.size else ():
-            level, label = curve.level_at(main.how.core_hz, float(hz)), f"memory {hz / 1e6:.0f} MHz"
-            at.plot(main.how.core_hz / 1e6, level, "--", lw=1, color=_choose_colour(index + 1), label=label)
+        for index, hz in enumerate(main.how.memory.hz) if rail.rail == "core" and curve.floor_clock_hz.size else ():
+            level, label = curve.level_at(main.how.core.hz, float(hz)), f"memory {hz / 1e6:.0f} MHz"
+            at.plot(main.how.core.hz / 1e6, level, "--", lw=1, color=_choose_colour(index + 1), label=label)
         at.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
         at.set_xlabel("Clock (MHz)")
         at.legend(frameon=False)

@@ -230,14 +230,13 @@ def _report_voltages(bench: model_selection.FitWorkbench, main: FittedModelKind)
     pooled = bench.fit(main.model, plain, everyone)
     diagnosis = fit_diagnostics.diagnose_fit(pooled, bench.tables[plain.variant], everyone)
     how, all_errors = pooled.how, diagnosis.voltage_error
-    rails = (("core", how.core, how.core_hz, how.core_at), ("memory", how.memory, how.memory_hz, how.memory_at))
     out = []
-    for index, (rail, inferred, clocks, at) in enumerate(rails):
+    for index, (rail, axis) in enumerate((("core", how.core), ("memory", how.memory))):
         if rail in bench.table.voltage_v:
             continue
-        first = [int(np.flatnonzero(at == i)[0]) for i in range(clocks.size)]
+        clocks, first = axis.hz, np.unique(axis.at, return_index=True)[1]
         error, reason = all_errors[first, index], ""
-        if not inferred:
+        if not axis.inferred:
             reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
         elif error.max() > fit_diagnostics.UNCERTAIN_VOLTAGE:
             worst = int(error.argmax())
@@ -272,11 +271,11 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         test = {"test_mape": tested.mape(kind.model)} if tested else {}
         models.append({"kind": str(kind.model), **errors, **test, "plane": plane})
     how, by_memory_clock = main.fit.how, []
-    if main.model is CounterModelKind.HYBRID and how.core:
+    if main.model is CounterModelKind.HYBRID and how.core.inferred:
         curve = how.curves(main.fit.inferred.theta)[0]
-        for clock_hz in how.memory_hz.tolist():
-            level = [float(v) for v in curve.level_at(how.core_hz, clock_hz)]
-            entry = {"memory_clock_hz": clock_hz, "clock_hz": how.core_hz.tolist(), "relative": level}
+        for clock_hz in how.memory.hz.tolist():
+            level = [float(v) for v in curve.level_at(how.core.hz, clock_hz)]
+            entry = {"memory_clock_hz": clock_hz, "clock_hz": how.core.hz.tolist(), "relative": level}
             by_memory_clock.append(entry)
     clocks: dict[str, Any] | None = None
     if result.training_clocks:

@@ -284,30 +284,46 @@ def _unit_lengths(gram: Array) -> Array:
 
 
 @dataclass(frozen=True)
+class ClockAxis:
+    """The distinct clocks of a rail, rising, and whether its voltage over them is inferred."""
+
+    hz: Array
+    at: LabelCodes  # (point,)
+    reference: int  # the clock at which the relative voltage is 1
+    inferred: bool
+
+    @property
+    def rises(self) -> int:
+        """Number of unknown rises of the voltage between neighbouring clocks."""
+        return self.hz.size - 1 if self.inferred else 0
+
+    @cached_property
+    def steps(self) -> Array:
+        """The matrix from rises between neighbours to the level over the reference, ``(clock, rise)``."""
+        clock, rise = np.arange(self.hz.size)[:, np.newaxis], np.arange(self.hz.size - 1)
+        above, below = (rise >= self.reference) & (clock > rise), (rise < self.reference) & (clock <= rise)
+        return above * 1.0 - below * 1.0
+
+
+@dataclass(frozen=True)
 class VoltagePlan:
     """The unknown voltages. Parameters θ are rises between neighbouring clocks, all non-negative."""
 
-    core_hz: Array  # distinct clocks, rising
-    memory_hz: Array
-    core_at: LabelCodes  # (point,)
-    memory_at: LabelCodes
-    core_reference: int
-    memory_reference: int
-    core: bool  # infer the core voltage
+    core: ClockAxis
+    memory: ClockAxis
     floored: bool
-    memory: bool
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Numbers of rises of the core curve, of its floor, and of the memory curve."""
-        core, memory = self.core_hz.size - 1 if self.core else 0, self.memory_hz.size - 1
-        return core, memory if self.floored and core else 0, memory if self.memory else 0
+        floor = self.memory.hz.size - 1 if self.floored and self.core.rises else 0
+        return self.core.rises, floor, self.memory.rises
 
     def start(self) -> Array:
         """Return the straight line with which the inference begins."""
         core, floor, memory = self.sizes
         theta = np.zeros(core + floor + memory)
-        below = self.core_reference
+        below = self.core.reference
         theta[:below] = FIRST_DROP / max(below, 1)
         theta[below:core] = FIRST_RISE / max(core - below, 1)
         theta[core : core + floor] = FIRST_DROP / 4 / max(floor, 1)
@@ -316,17 +332,17 @@ class VoltagePlan:
     def voltages(self, theta: Array) -> tuple[Array, Array]:
         """Return both rails' voltage at each point, ``(point, 2)``, and its derivative, ``(point, 2, parameter)``."""
         core, floor, memory = self.sizes
-        slope = np.zeros((self.core_at.size, 2, theta.size))
+        slope = np.zeros((self.core.at.size, 2, theta.size))
         if core:
-            slope[:, 0, :core] = _step_matrix(self.core_hz.size, self.core_reference)[self.core_at]
+            slope[:, 0, :core] = self.core.steps[self.core.at]
         if floor:
-            drops = _floor_matrix(floor)[self.memory_at]
+            drops = _floor_matrix(floor)[self.memory.at]
             higher = drops @ theta[core : core + floor] > slope[:, 0, :core] @ theta[:core]
-            held = (self.core_at < self.core_reference) & (self.memory_at > 0) & higher
+            held = (self.core.at < self.core.reference) & (self.memory.at > 0) & higher
             slope[held, 0, :core] = 0.0
             slope[held, 0, core : core + floor] = drops[held]
         if memory:
-            slope[:, 1, core + floor :] = _step_matrix(self.memory_hz.size, self.memory_reference)[self.memory_at]
+            slope[:, 1, core + floor :] = self.memory.steps[self.memory.at]
         return 1.0 + slope @ theta, slope
 
     def curves(self, theta: Array) -> tuple[RailVoltage, RailVoltage]:
@@ -334,16 +350,15 @@ class VoltagePlan:
         core, floor, memory = self.sizes
         flat = of_memory = RailVoltage.constant()
         if memory:
-            rise = _step_matrix(self.memory_hz.size, self.memory_reference) @ theta[core + floor :]
-            of_memory = RailVoltage(self.memory_hz, 1.0 + rise)
+            of_memory = RailVoltage(self.memory.hz, 1.0 + self.memory.steps @ theta[core + floor :])
         if not core:
             return flat, of_memory
-        core_level = 1.0 + _step_matrix(self.core_hz.size, self.core_reference) @ theta[:core]
+        core_level = 1.0 + self.core.steps @ theta[:core]
         if not floor:
-            return RailVoltage(self.core_hz, core_level), of_memory
+            return RailVoltage(self.core.hz, core_level), of_memory
         held = np.maximum(1.0 + _floor_matrix(floor) @ theta[core : core + floor], core_level[0])
         held[0] = core_level[0]
-        return RailVoltage(self.core_hz, core_level, self.memory_hz, held), of_memory
+        return RailVoltage(self.core.hz, core_level, self.memory.hz, held), of_memory
 
 
 @dataclass(frozen=True)
@@ -361,20 +376,14 @@ def plan_voltages(
     grams: GramCells, core_reference_hz: float, memory_reference_hz: float, floored: bool
 ) -> VoltagePlan:
     """Plan the inference: a rail's voltage needs terms that depend on it and at least two clocks."""
-    core_hz, core_at = np.unique(grams.clock_hz, return_inverse=True)
-    memory_hz, memory_at = np.unique(grams.memory_clock_hz, return_inverse=True)
-    feels = [bool(((grams.terms.rail == rail) & (grams.terms.exponent > 0)).any()) for rail in (0, 1)]
-    return VoltagePlan(
-        core_hz,
-        memory_hz,
-        np.asarray(core_at, dtype=np.int64).reshape(-1),
-        np.asarray(memory_at, dtype=np.int64).reshape(-1),
-        int(np.abs(core_hz - core_reference_hz).argmin()),
-        int(np.abs(memory_hz - memory_reference_hz).argmin()),
-        core=feels[0] and core_hz.size > 1,
-        floored=floored and memory_hz.size > 1,
-        memory=feels[1] and memory_hz.size > 1,
-    )
+    axes = []
+    clocks = (grams.clock_hz, core_reference_hz), (grams.memory_clock_hz, memory_reference_hz)
+    for rail, (clock_hz, reference_hz) in enumerate(clocks):
+        hz, at = np.unique(clock_hz, return_inverse=True)
+        felt = bool(((grams.terms.rail == rail) & (grams.terms.exponent > 0)).any())
+        axes.append(ClockAxis(hz, at.reshape(-1), int(np.abs(hz - reference_hz).argmin()), felt and hz.size > 1))
+    core, memory = axes
+    return VoltagePlan(core, memory, floored and memory.hz.size > 1)
 
 
 def infer_voltages(
@@ -475,12 +484,3 @@ def _floor_matrix(count: int) -> Array:
     itself shows where the voltage stops falling.
     """
     return np.concatenate([np.zeros((1, count)), -np.triu(np.ones((count, count)))])
-
-
-@cache
-def _step_matrix(count: int, reference: int) -> Array:
-    """Return the matrix from rises between neighbours to the level over the reference, ``(clock, rise)``."""
-    clock, rise = np.arange(count)[:, np.newaxis], np.arange(count - 1)[np.newaxis, :]
-    above = (rise >= reference) & (clock > rise)
-    below = (rise < reference) & (clock <= rise)
-    return above * 1.0 - below * 1.0
