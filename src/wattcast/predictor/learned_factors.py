@@ -144,9 +144,9 @@ def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array)
     wide = _BLOCK // most
     squares, found = np.empty((most, min(wide, len(weights)))), np.zeros(len(table))
     nearest_out[:] = np.inf
-    for i in range(0, len(table), most):
-        rows, low = table[i : i + most], nearest_out[i : i + most]
-        for j in range(0, len(weights), wide):
+    for j in range(0, len(weights), wide):  # points stay in the cache for all rows
+        for i in range(0, len(table), most):
+            rows, low = table[i : i + most], nearest_out[i : i + most]
             square = squares[: len(rows), : len(weights) - j]
             _multiply_blocks(rows, points[:, j : j + wide], square)
             np.minimum(low, square.min(axis=1), out=low)

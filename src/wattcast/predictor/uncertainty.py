@@ -327,13 +327,14 @@ def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
         known = [(i, r) for i, r in basis.reasons.items() if (r.reason is OutsideReason.DTYPE) == of_format]
         if not known:
             continue
-        named = dict.fromkeys(r.description for _, r in sorted(known, key=lambda item: (-spent_s[item[0]], item[0])))
+        rows, kinds = np.array([i for i, _ in known]), len({r.description for _, r in known})
+        longest = int(rows[spent_s[rows] == spent_s[rows].max()].min())
         outside, far_outside = np.zeros((2, len(spent_s)))
-        outside[[i for i, _ in known]] = 1.0
+        outside[rows] = 1.0
         far_outside[[i for i, r in known if r.far]] = 1.0
         beyond, far = _larger_share(basis, outside), _larger_share(basis, far_outside)
-        more = f" (and {len(named) - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)"
-        yield SupportDistance(dimension, beyond, far, next(iter(named)) + (more if len(named) > 1 else ""), _NOTHING)
+        more = f" (and {kinds - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)" if kinds > 1 else ""
+        yield SupportDistance(dimension, beyond, far, basis.reasons[longest].description + more, _NOTHING)
 
 
 def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
