@@ -95,12 +95,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("realtime") and not has_realtime_tests(item.path):
             raise pytest.UsageError(f"{item.nodeid} would run nowhere: name its file in REALTIME_FILES.")
     # Mypy takes a minute: not when others have ended. Who wants to be alone begins, while nobody has to end first.
-    # Tests of the page follow: another worker that took some of them would start a server and a browser of its own.
-    items.sort(key=lambda item: (item.name != "test_style_and_types[mypy]", not is_alone(item), not on_page(item)))
-
-
-def on_page(item: pytest.Item) -> bool:
-    return "open_page" in getattr(item, "fixturenames", ())
+    # Then come folders whose fixtures take long: a worker that took some of their tests from another one at the end
+    # would start a server and a browser, or a campaign, of its own.
+    items.sort(
+        key=lambda item: (
+            item.name != "test_style_and_types[mypy]",
+            not is_alone(item),
+            item.path.parent.name not in ("web", "microbench"),
+        )
+    )
 
 
 def is_alone(item: pytest.Item | None) -> bool:
