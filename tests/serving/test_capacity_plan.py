@@ -199,7 +199,7 @@ def test_a_capped_clock_costs_what_a_set_clock_does() -> None:
 
 def test_prompts_of_their_own_engines_keep_a_time_per_token_that_mixed_steps_break() -> None:
     """A prompt of 6000 tokens holds decodes back for longer than 100 ms; engines that only decode do not meet it."""
-    asked: dict[str, Any] = {"rate": "4/s", "prompt": 6000, "output": 60, "tp": (1,), "requests": 100}
+    asked: dict[str, Any] = {"rate": "4/s", "prompt": 6000, "output": 60, "tp": (1,), "requests": 60}
     asked["power_limits"] = ("700W",)
     found = plan("llama3-8b", "h200", tpot="p99:12ms", pools=("0:1", "1:1", "2:1"), **asked)
     row = found.best.make_row()
