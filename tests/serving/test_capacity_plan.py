@@ -117,7 +117,7 @@ def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1300, 30))
 def test_no_option_of_its_own_beats_300_plans(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Thirty plans take about a minute of processor time; ``-n 2`` runs two such parts at a time."""
+    """Thirty plans take about a minute and a half of processor time; ``-n 2`` runs two such parts at a time."""
     assert check_random_jobs(monkeypatch, range(first, first + 30)) >= 15
 
 
