@@ -1,6 +1,7 @@
 """Cold start: what an import and a first prediction cost over importing NumPy, in CPU time.
 
-CPU time of fresh interpreters, the median of several, so that a busy machine does not decide. Bytecode is there, as
+CPU time of fresh interpreters, the median of several, so that a busy machine does not decide. A processor that other
+guests of its host slow down takes longer over NumPy too, and is judged in seconds of a calm one. Bytecode is there, as
 ``pip install`` leaves it: in an editable installation, or where a variable forbids writing it, every interpreter
 would compile the package anew.
 """
@@ -18,6 +19,7 @@ import pytest
 pytestmark = [pytest.mark.realtime, pytest.mark.alone]
 RUNS = 5
 MOST_S, MOST_MODULES, ROUNDS = 0.45, 70, 3
+NUMPY_S = 0.15  # of NumPy's import on a calm Xeon of 2.5 GHz
 NUMPY = "import numpy"
 PREDICT = (
     "from wattcast.cli.main import main\n"
@@ -49,9 +51,14 @@ def run(code: str, environment: dict[str, str]) -> tuple[float, set[str]]:
 def costs(compiled: dict[str, str]) -> dict[str, float]:
     """Medians of the calmest of a few rounds, by what NumPy's own import takes; one where it is calm enough."""
     rounds = [measured(compiled)]
-    while rounds[-1][PREDICT] - rounds[-1][NUMPY] > MOST_S and len(rounds) < ROUNDS:
+    while over_numpy(rounds[-1], PREDICT) > MOST_S and len(rounds) < ROUNDS:
         rounds.append(measured(compiled))
     return min(rounds, key=lambda found: found[NUMPY])
+
+
+def over_numpy(found: dict[str, float], code: str) -> float:
+    """What it takes over NumPy, in seconds of a machine on which NumPy takes no longer than ``NUMPY_S``."""
+    return (found[code] - found[NUMPY]) / max(found[NUMPY] / NUMPY_S, 1.0)
 
 
 def measured(compiled: dict[str, str]) -> dict[str, float]:
@@ -63,11 +70,11 @@ def measured(compiled: dict[str, str]) -> dict[str, float]:
 
 
 def test_importing_wattcast_costs_next_to_nothing(costs: dict[str, float]) -> None:
-    assert costs["import numpy, wattcast"] - costs[NUMPY] <= 0.050
+    assert over_numpy(costs, "import numpy, wattcast") <= 0.050
 
 
 def test_a_cold_prediction_costs_less_than_half_a_second(costs: dict[str, float]) -> None:
-    assert costs[PREDICT] - costs[NUMPY] <= MOST_S
+    assert over_numpy(costs, PREDICT) <= MOST_S
 
 
 def test_a_prediction_imports_no_heavy_library(compiled: dict[str, str]) -> None:
