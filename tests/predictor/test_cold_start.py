@@ -1,8 +1,8 @@
 """Cold start: what an import and a first prediction cost over importing NumPy, in CPU time.
 
 CPU time of fresh interpreters, the median of several, so that a busy machine does not decide. A processor that other
-guests of its host slow down takes longer over NumPy too, and is judged in seconds of a calm one. Bytecode is there, as
-``pip install`` leaves it: in an editable installation, or where a variable forbids writing it, every interpreter
+guests of its host slow down takes longer over NumPy too, and is judged in seconds of a calm one. Bytecode is there,
+as ``pip install`` leaves it: in an editable installation, or where a variable forbids writing it, every interpreter
 would compile the package anew.
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, CodedColumn, index_distinct, split_rows
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, clip_text, unknown_name
 from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
@@ -150,8 +150,12 @@ MOST_BYTE = 8.0 * 2**40  # of 2^40 elements of 64 bits
 
 def check_size(op: Operator) -> None:
     """Raise an error for an operator beyond all reason, which is a slip of the finger."""
-    if (byte := np.max(op.read_byte + op.write_byte)) > MOST_BYTE:
-        raise bad_value(str(op), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
+    try:
+        byte = np.max(op.read_byte + op.write_byte)
+    except OverflowError:  # of sizes that no float holds
+        byte = np.inf
+    if byte > MOST_BYTE:
+        raise bad_value(clip_text(op, 200), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
 
 
 MANY_OPS = 4096  # from which columns gain more than making them takes
