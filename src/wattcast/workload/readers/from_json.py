@@ -133,7 +133,7 @@ def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequen
     raws = list(map(bytes, entries))
     try:
         return _decode_entries(raws)
-    except BadInput as error:
+    except (BadInput, OverflowError) as error:  # the latter of a column, for a size that no float holds
         if len(raws) == 1:
             raise type(error)(f"{where}[{first}]: {error}") from None
         half = len(raws) // 2  # say which is the first wrong one
