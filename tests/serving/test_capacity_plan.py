@@ -111,14 +111,14 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
 
 
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_random_jobs(monkeypatch, range(2)) >= 1
+    assert check_random_jobs(monkeypatch, range(4)) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1300, 30))
 def test_no_option_of_its_own_beats_300_plans(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Thirty plans take about a minute and a half of processor time; ``-n 2`` runs two such parts at a time."""
-    assert check_random_jobs(monkeypatch, range(first, first + 30)) >= 15
+    assert check_random_jobs(monkeypatch, range(first, first + 30)) >= 20
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +199,9 @@ def test_a_capped_clock_costs_what_a_set_clock_does() -> None:
 
 def test_prompts_of_their_own_engines_keep_a_time_per_token_that_mixed_steps_break() -> None:
     """A prompt of 6000 tokens holds decodes back for longer than 100 ms; engines that only decode do not meet it."""
-    asked: dict[str, Any] = {"rate": "4/s", "prompt": 6000, "output": 60, "tp": (1,), "requests": 60}
+    asked: dict[str, Any] = {"rate": "4/s", "prompt": 6000, "output": 60, "tp": (1,), "requests": 100}
     asked["power_limits"] = ("700W",)
-    found = plan("llama3-8b", "h200", tpot="p99:12ms", pools=("0:1", "1:1", "2:1"), **asked)
+    found = plan("llama3-8b", "h200", tpot="p99:12ms", **asked)
     row = found.best.make_row()
     assert (row["prefill_engines"] > 0, row["gpus"]) == (True, row["replicas"] * sum(found.best.option.pools))
     assert row["tpot_s"]["p99"] <= 0.012
