@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ WEIGHTS = {
     **dict.fromkeys(APART, 1.0),
 }  # shares of the budget
 WARMERS = {"experts": 5, "block": 5, "small": 1}
-ROUNDS = 3
+BURST_SHARES = (0.42, 0.27, 0.27)  # of the slices of each round
+SMOKE_SHARES = (0.6,)
 READY_S = 150.0  # a worker that is not ready by then is given up
 HANG_S = 20.0  # beyond its slice, after which a worker is killed
 MOST_RESTARTS = 2
@@ -214,7 +216,8 @@ class EngineKernelCampaign:
 
 def run_engine_kernels(
     out: Path, seconds: float, groups: list[str], *, smoke: bool = False, done: list[Path] | None = None,
-    warm_s: float = 75.0, names: bool = True, worker_command: list[str] | None = None,
+    warm_s: float = 75.0, names: bool = True, burst_shares: Sequence[float] = BURST_SHARES,
+    worker_command: list[str] | None = None,
 ) -> Counter[str]:  # fmt: skip
     """Measure ``groups`` within ``seconds``; returns how many rows of each kind, failures and deaths."""
     began_s = time.monotonic()
@@ -234,7 +237,7 @@ def run_engine_kernels(
             say(f"compiled after {time.monotonic() - began_s:.0f} s")
         for worker in workers.values():
             campaign.await_ready(worker, max(READY_S - (time.monotonic() - began_s), 20.0))
-        _take_slices(campaign, smoke, sum(NAMES_S.values()) if names else 0.0)
+        _take_slices(campaign, SMOKE_SHARES if smoke else burst_shares, sum(NAMES_S.values()) if names else 0.0)
         if names:
             campaign.name_kernels(["experts"], NAMES_S["experts"])
             campaign.name_kernels([group for group in groups if group != "experts"], NAMES_S["others"])
@@ -246,15 +249,17 @@ def run_engine_kernels(
     return campaign.counts
 
 
-def _take_slices(campaign: EngineKernelCampaign, smoke: bool, reserve_s: float) -> None:
-    """Rounds over the workers; what one leaves over falls to the others' next slices."""
+def _take_slices(campaign: EngineKernelCampaign, burst_shares: Sequence[float], reserve_s: float) -> None:
+    """Serve the workers in rounds; what one leaves over falls to the others' next slices.
+
+    ``burst_shares``: the share of a slice that bursts take while sustained rows are left, for each round.
+    """
     total = sum(WEIGHTS[group] for group in campaign.workers)
-    for round_ in range(1 if smoke else ROUNDS):
-        budget_s = (campaign.left_s - reserve_s) / (1 if smoke else ROUNDS - round_)
+    for round_, share in enumerate(burst_shares):
+        budget_s = (campaign.left_s - reserve_s) / (len(burst_shares) - round_)
         for group, worker in campaign.workers.items():
-            slice_s = SMOKE_SLICE_S if smoke else budget_s * WEIGHTS[group] / total
-            slice_s = min(slice_s, campaign.left_s - reserve_s)
-            campaign.serve(worker, slice_s, bursts=0.6 if smoke else 0.42 if round_ == 0 else 0.27)
+            slice_s = SMOKE_SLICE_S if burst_shares is SMOKE_SHARES else budget_s * WEIGHTS[group] / total
+            campaign.serve(worker, min(slice_s, campaign.left_s - reserve_s), bursts=share)
 
 
 def compile_kernels(start: list[str], common: list[str], groups: list[str], out: Path, until_s: float) -> None:
@@ -337,6 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="folders whose rows are not measured again")
     parser.add_argument("--warm-seconds", type=float, default=75.0, help="longest time to compile kernels first")
     parser.add_argument("--no-names", action="store_true")
+    parser.add_argument("--sustained-first", action="store_true", help="bursts only where no sustained row is left")
     given = parser.parse_args(arguments)
     groups = [group for group in given.groups.split(",") if group]
     unknown = [group for group in groups if group not in (*GROUPS, *APART)]
@@ -351,6 +357,7 @@ def main(arguments: list[str] | None = None) -> int:
         done=given.done,
         warm_s=given.warm_seconds,
         names=not given.no_names,
+        burst_shares=(0.0,) * len(BURST_SHARES) if given.sustained_first else BURST_SHARES,
     )
     print("\n".join(describe_variants(given.out)))
     print(f"{time.monotonic() - began_s:.0f} s, {dict(counts)}")

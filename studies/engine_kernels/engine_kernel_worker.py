@@ -476,13 +476,14 @@ def _work(given: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> 
 
 
 def keep_compiled_tasks(tasks: list[EngineTask]) -> list[EngineTask]:
-    """Keep bursts whose kernels Triton or DeepGEMM compile when they first run, in the order of the plan."""
-    return [
+    """Keep tasks whose kernels Triton or DeepGEMM compile when they first run, sustained ones first."""
+    kept = [
         task
         for task in tasks
-        if task.kind is RowKind.BURST and task.repeat == 0 and task.spec.family in COMPILED_AT_RUN_TIME
+        if task.repeat == 0 and task.spec.family in COMPILED_AT_RUN_TIME
         if task.spec.operator.get("kernel") != "cutlass"
     ]
+    return sorted(kept, key=lambda task: task.kind is RowKind.BURST)
 
 
 def _teller(stream: TextIO) -> Callable[[dict[str, Any]], None]:

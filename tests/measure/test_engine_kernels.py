@@ -341,12 +341,16 @@ def test_workers_that_die_cost_a_row_each_and_are_given_up_at_last(tmp_path: Pat
     """Every fp8 mixture kills its worker and one group never starts: all other rows must be there."""
     script = tmp_path / "worker.py"
     script.write_text(FIND_STUDY + FAKE_WORKER)
-    monkeypatch.setattr(campaign_module, "ROUNDS", 5)
     monkeypatch.setattr(campaign_module, "compile_kernels", lambda *given: None)
     monkeypatch.setattr(campaign_module, "list_group_tasks", plan.list_smoke_tasks)
     groups = ["experts", "block", "small"]
     counts = campaign_module.run_engine_kernels(
-        tmp_path / "out", 60.0, groups, worker_command=[sys.executable, str(script)], names=False
+        tmp_path / "out",
+        60.0,
+        groups,
+        worker_command=[sys.executable, str(script)],
+        names=False,
+        burst_shares=(0.3,) * 5,
     )
     assert counts["block given up: died while starting"] == 1
     assert counts["experts given up: died or hung while measuring: AcceleratorError: CUDA error"] == 1
