@@ -76,13 +76,13 @@ class EngineGpu(CampaignGpu):
             call.run(0)
             call.run(1)
         self.torch.cuda.synchronize()
-        probe = self._graph(call, PROBE_COPIES, 0.0)
+        probe = self._graph(call, PROBE_COPIES)
         guess_s = float(self.timed(probe, 2)[-1])
         probe.drop()
         copies = int(min(max(graph_s / guess_s, min(call.sets, ROTATION_S / guess_s), 1), most_copies))
-        return self._graph(call, copies, guess_s)
+        return self._graph(call, copies)
 
-    def _graph(self, call: OperatorCall, copies: int, guess_s: float) -> CapturedGraph:
+    def _graph(self, call: OperatorCall, copies: int) -> CapturedGraph:
         graph = self.torch.cuda.CUDAGraph()
         held: list[Any] = [None] * min(call.sets, copies, 8)
 
@@ -92,7 +92,7 @@ class EngineGpu(CampaignGpu):
 
         self._capture(graph, run)
         held.clear()
-        return CapturedGraph(graph, copies, call, guess_s)
+        return CapturedGraph(graph, copies, call)
 
 
 def rms_norm(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
