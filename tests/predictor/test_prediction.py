@@ -121,6 +121,7 @@ def test_columns_predict_what_objects_do(gpu: str, monkeypatch: pytest.MonkeyPat
         assert_allclose(getattr(found, number), getattr(one, number), rtol=1e-9, err_msg=number)
     assert (found.assumptions, found.support) == (one.assumptions, one.support)
     assert_allclose(found.interval.power_w, one.interval.power_w, rtol=1e-9)
+    assert [share.op for share in found.rank_ops(50)] == [share.op for share in one.rank_ops(50)]
     for ours, theirs in zip(found.ops, one.ops, strict=True):
         assert (ours.op, ours.op.label, ours.count) == (theirs.op, theirs.op.label, theirs.count)
         assert_allclose([ours.latency_s, ours.energy_j], [theirs.latency_s, theirs.energy_j], rtol=1e-9)

@@ -42,10 +42,17 @@ def test_operators_come_out_as_they_went_in() -> None:
 
 
 @pytest.mark.parametrize("mix", [operator_base._MIX, np.uint64(0)])  # the second gives many operators one key
-def test_equal_operators_merge_in_order_of_first_use(mix: np.uint64, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_operators_merge_and_those_of_a_form_lie_together(
+    mix: np.uint64, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features that a form lacks then take no memory: of a million operators in turn they took 0.4 GB."""
     monkeypatch.setattr(operator_base, "_MIX", mix)
     distinct, place = OperatorColumns.from_operators(MIXED).merge_equal()
-    expected = list(dict.fromkeys(MIXED))
+    kinds = list(dict.fromkeys(map(type, MIXED)))
+    words = list(dict.fromkeys(type(op).read_words(op) for op in MIXED))
+    expected = sorted(
+        dict.fromkeys(MIXED), key=lambda op: (kinds.index(type(op)), words.index(type(op).read_words(op)))
+    )
     assert len(expected) < len(MIXED)
     assert distinct == tuple(expected)
     assert [op.label for op in distinct] == [op.label for op in expected]

@@ -276,6 +276,14 @@ class Kernels:
         conv2d, gemm = (map_distinct(name.__eq__, self.family) for name in ("conv2d", "gemm"))
         return np.asarray(conv2d | (gemm & whole))
 
+    @property
+    def appearance(self) -> RowIndex:
+        """The rows in the order in which each is first issued."""
+        issued = np.concatenate([segment.rows for segment in self.segments])[::-1]
+        first = np.empty(len(self.ops), np.int64)
+        first[issued] = np.arange(len(issued), 0, -1)
+        return np.argsort(first)
+
     @cached_property
     def calls(self) -> Array:
         """How often each row runs in the whole workload, ``(kernel,)``."""

@@ -268,12 +268,13 @@ class Prediction:
     @cached_property
     def ops(self) -> tuple[OperatorShare, ...]:
         """The distinct operators, in order of appearance."""
-        return self._share_operators(np.arange(len(self.basis.timeline.kernels.ops)))
+        return self._share_operators(self.basis.timeline.kernels.appearance)
 
     def rank_ops(self, most: int | None = None) -> tuple[OperatorShare, ...]:
         """Return the distinct operators of one configuration that take most energy, the first of them first."""
-        spent_j = self.basis.detail.kernel_j * self.basis.timeline.calls
-        return self._share_operators(np.argsort(-spent_j, kind="stable")[:most])
+        rows = self.basis.timeline.kernels.appearance
+        spent_j = (self.basis.detail.kernel_j * self.basis.timeline.calls)[rows]
+        return self._share_operators(rows[np.argsort(-spent_j, kind="stable")[:most]])
 
     def _share_operators(self, rows: npt.NDArray[np.intp]) -> tuple[OperatorShare, ...]:
         timeline, detail = self.basis.timeline, self.basis.detail

@@ -227,18 +227,23 @@ class OperatorColumns(Sequence[Operator]):
             yield one.with_sizes(dict(zip(one.size_names, self.sizes[:, rows], strict=False)))
 
     def merge_equal(self) -> tuple[OperatorColumns, RowIndex]:
-        """Return the distinct operators, in order of first use, and the place of each operator among them."""
+        """Return the distinct operators, those of a form together, and the place of each operator among them."""
         table = np.array([self.forms.place, *self.sizes[1:]])
         key = np.zeros(len(self), np.uint64)
         for column in table.astype(np.uint64):
             key = (key ^ (key >> np.uint64(32))) * _MIX + column
-        if (np.diff(np.sort(key)) > 0).all():
-            return self, np.arange(len(key))
-        _, first, place = np.unique(key, return_index=True, return_inverse=True)
-        if (table != table[:, first[place]]).any():  # two that differ have one key
-            _, first, place = np.unique(table, axis=1, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        return self.select_rows(first[order]), np.argsort(order)[place]
+        first = np.arange(len(key))  # of the operators that are equal to each
+        if (np.diff(np.sort(key)) == 0).any():
+            for words in (key, table):
+                _, rows, place = np.unique(words, axis=-1, return_index=True, return_inverse=True)
+                first = rows[place]
+                if (table == table[:, first]).all():  # else two that differ have one key
+                    break
+        by_form = np.concatenate(self.rows_by_form)
+        order = by_form[first[by_form] == by_form]
+        place = np.empty(len(key), np.intp)
+        place[order] = np.arange(len(order))
+        return self.select_rows(order), place[first]
 
     def describe(self) -> list[str]:
         """Return the text of each operator."""
