@@ -24,23 +24,9 @@ from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
 from wattcast.workload.operator_base import select_operators
 
-_BLOCK = 80_000  # distances held at a time: they stay in a cache from one step to the next
-_FEWEST_ROWS = 64  # of such a block: a product of fewer takes longer to lay out its operands than to multiply them
+_BLOCK = 500_000  # multiplications of a product: no library gives so few to threads, which wait for one another
+_TOGETHER = 64  # rows of such a product
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
-_UNTHREADED = 500_000  # multiplications of a product that no library gives to threads
-
-
-def _multiply_blocks(left: Array, right: Array, out: Array) -> None:
-    """``left @ right`` in blocks, since threads for so little wait for one another.
-
-    On a busy machine a product of 8 by 39 by 3,700 took 18 ms in threads and 0.3 ms in blocks.
-    """
-    wide = max(_UNTHREADED // left.size, 64)
-    if right.shape[1] <= wide:
-        np.matmul(left, right, out=out)
-        return
-    for j in range(0, right.shape[1], wide):
-        np.matmul(left, right[:, j : j + wide], out=out[:, j : j + wide])
 
 
 def nearness_from_squares(squares: Array) -> Array:
@@ -140,15 +126,15 @@ class GaussianProcess:
 
 def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
     """Return Σ w·exp(-r) of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
-    most = min(max(len(table), 1), max(_BLOCK // max(len(weights), 1), _FEWEST_ROWS))
-    wide = _BLOCK // most
+    most = min(max(len(table), 1), _TOGETHER)
+    wide = _BLOCK // (most * table.shape[1])
     squares, found = np.empty((most, min(wide, len(weights)))), np.zeros(len(table))
     nearest_out[:] = np.inf
     for j in range(0, len(weights), wide):  # points stay in the cache for all rows
         for i in range(0, len(table), most):
             rows, low = table[i : i + most], nearest_out[i : i + most]
             square = squares[: len(rows), : len(weights) - j]
-            _multiply_blocks(rows, points[:, j : j + wide], square)
+            np.matmul(rows, points[:, j : j + wide], out=square)
             np.minimum(low, square.min(axis=1), out=low)
             if low.min() < 0.0:
                 np.maximum(square, 0.0, out=square)
