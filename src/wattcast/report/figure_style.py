@@ -159,6 +159,7 @@ def new_figure(width: float, height: float) -> Figure:
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise MissingTool(NO_MATPLOTLIB) from None
 
@@ -168,6 +169,14 @@ def new_figure(width: float, height: float) -> Figure:
             axes.set_prop_cycle(color=SERIES_COLOURS)
             axes.spines[["top", "right"]].set_visible(False)
             return axes
+
+        def draw(self, renderer: Any) -> None:
+            """Only arrange where ``savefig`` asks for a first pass, whose strokes nobody sees."""
+            engine = self.get_layout_engine()
+            if isinstance(engine, ConstrainedLayoutEngine) and self.axes and self.canvas.is_saving():
+                engine.execute(self)
+            else:
+                super().draw(renderer)
 
     return House(figsize=(width, height), layout="constrained")
 
