@@ -80,7 +80,9 @@ def disassemble(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, timeout=120.0, check=False)
+        done = subprocess.run(
+            [tool, "-c", "-ndf", file.name], capture_output=True, text=True, timeout=120.0, check=False
+        )
     if done.returncode != 0:
         raise WattcastError(f"nvdisasm failed: {done.stderr.strip()[:300]}")
     return done.stdout
