@@ -56,9 +56,9 @@ class CodedColumn(Sequence[_Value]):
 
     def __init__(self, values: Sequence[_Value], place: npt.NDArray[np.intp]) -> None:
         """Keep the values that have a row."""
-        used = np.bincount(place, minlength=len(values)) > 0
-        self.values = tuple(value for value, has_row in zip(values, used.tolist(), strict=True) if has_row)
-        self.place = place if used.all() else (used.cumsum() - 1).take(place)
+        used = np.flatnonzero(np.bincount(place, minlength=len(values)))
+        self.values = tuple(map(values.__getitem__, used.tolist()))
+        self.place = place if len(used) == len(values) else used.searchsorted(place)
 
     def __len__(self) -> int:
         return len(self.place)

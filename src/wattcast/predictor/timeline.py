@@ -36,8 +36,8 @@ class KernelPhase:
 
     def select_rows(self, rows: npt.NDArray[np.int64]) -> KernelPhase:
         """Return the phase of some of the kernels."""
-        cycles = None if self.cycles is None else self.cycles[..., rows]
-        seconds = None if self.seconds is None else self.seconds[..., rows]
+        cycles = None if self.cycles is None else self.cycles.take(rows, axis=-1)
+        seconds = None if self.seconds is None else self.seconds.take(rows, axis=-1)
         return KernelPhase(self.name, cycles, seconds)
 
 

@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 from wattcast.predictor.prediction_json import list_answers, title_of
 
 MODULE_COLOURS = {
-    "static": "#999999",
-    "clock": "#666666",
-    "tensor": "#D55E00",
-    "cuda": "#E69F00",
-    "sfu": "#F0E442",
-    "shared": "#009E73",
-    "l2": "#56B4E9",
-    "dram": "#0072B2",
-    "link": "#CC79A7",
-    "sm": "#882255",
+    **{"static": "#999999", "clock": "#666666", "tensor": "#D55E00", "cuda": "#E69F00", "sfu": "#F0E442"},
+    **{"shared": "#009E73", "l2": "#56B4E9", "dram": "#0072B2", "link": "#CC79A7", "sm": "#882255"},
 }
 SERIES_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#DDCC77", "#AA4499", "#44AA99", "#999933")
 MEASURED, PREDICTED = "#000000", "#332288"
@@ -75,11 +67,10 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
     """Encode a figure as PNG, SVG or PDF; the same figure always gives the same bytes."""
     check_figure_format(ending)
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     # Turn off mathematics in all text except labels of logarithmic axes, since names may hold dollar signs
-    from matplotlib.text import Text
-
     logarithmic = {
         text
         for axes in figure.axes
