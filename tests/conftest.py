@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from wattcast.cli import main as command_line
 from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.strict_files import reference_folder
@@ -32,6 +33,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the backg
 drawn = int(os.environ.get("WATTCAST_EXAMPLES", "50"))  # where a test names no number of its own
 settings.register_profile("wattcast", deadline=None, max_examples=drawn, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wattcast")
+
+build_once, shorten_help = cache(command_line.build_command), command_line.shorten_help
+
+
+def shorten_own_help(command: Any, tell_all: bool) -> None:
+    """Forget commands when the help of one is shortened, which changes it."""
+    shorten_help(command, tell_all)
+    build_once.cache_clear()
+
+
+# A command is built for one call; in a worker thousands of calls come after one another.
+command_line.build_command, command_line.shorten_help = build_once, shorten_own_help
 
 from wattcast.core import measured_rows
 

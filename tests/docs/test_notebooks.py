@@ -10,30 +10,42 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def run_notebook(path: Path):
-    """Return the notebook with the outputs of this run; an error in a cell is raised."""
+def run_notebooks(paths: list[Path]) -> dict[Path, list]:
+    """Return the cells of notebooks with the outputs of this run; an error in a cell is raised.
+
+    They run in one kernel, which forgets all names between two: to start it takes longer than most cells.
+    """
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
-    return NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False).execute()
+    cells = {path: nbformat.read(path, as_version=4).cells for path in paths}
+    whole = nbformat.v4.new_notebook()
+    for own in cells.values():
+        for cell in own:
+            cell.pop("outputs", None)
+        whole.cells += [*own, nbformat.v4.new_code_cell("import matplotlib.pyplot as p\np.close('all')\n%reset -f")]
+    NotebookClient(whole, timeout=300, kernel_name="python3", record_timing=False).execute()
+    return cells
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list]:
+    for name in ("nbclient", "ipykernel", "matplotlib"):
+        pytest.importorskip(name, reason=f"no {name}: pip install 'wattcast[dev]'")
+    source, folder = str(Path(__file__).resolve().parents[2] / "src"), str(tmp_path_factory.mktemp("jupyter"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+            patch.setenv(name, folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
+        return run_notebooks(NOTEBOOKS)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_it_printed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("nbclient", "ipykernel", "matplotlib"):
-        pytest.importorskip(name, reason=f"no {name}: pip install 'wattcast[dev]'")
+def test_a_notebook_runs_and_shows_what_it_printed(path: Path, ran: dict[Path, list]) -> None:
     import nbformat
 
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path))
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
-    kept, ran = nbformat.read(path, as_version=4), run_notebook(path)
-    for before, now in zip(kept.cells, ran.cells, strict=True):
+    for before, now in zip(nbformat.read(path, as_version=4).cells, ran[path], strict=True):
         kinds = [[output.output_type for output in cell.get("outputs", [])] for cell in (before, now)]
         assert kinds[0] == kinds[1], f"{path.name} has not been run since this changed:\n{before.source}"
     assert path.stat().st_size < 100_000, "figures in a notebook stay small"
@@ -47,4 +59,6 @@ if __name__ == "__main__":
     import nbformat
 
     for notebook_path in NOTEBOOKS:
-        nbformat.write(run_notebook(notebook_path), notebook_path)
+        kept = nbformat.read(notebook_path, as_version=4)
+        kept.cells = run_notebooks([notebook_path])[notebook_path]
+        nbformat.write(kept, notebook_path)
