@@ -195,10 +195,11 @@ def fit_engine_database(
     start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
     if start is None or start.learned is None or start.clock_law is None:
         raise BadInput(f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`.")
+    rows = kernel_rows.load_kernel_rows(database)
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
         others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
-        return extend_bundle(start, kernel_rows.load_kernel_rows(database), chip, tell, steps, others)
+        return extend_bundle(start, rows, chip, tell, steps, others)
 
 
 def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
