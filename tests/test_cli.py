@@ -298,6 +298,7 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
             break
         time.sleep(0.05)
     assert writer is not None
+    time.sleep(0.5)  # a signal between opening and reading is noticed when the read ends, as in any Python program
     running.send_signal(signal.SIGINT)
     try:
         out, err = running.communicate(timeout=60)
