@@ -191,11 +191,10 @@ def fit_engine_database(
     database: str | Path, gpu: str, bundle: Path | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> Bundle:
     """Fit the kernels of an engine into a fitted bundle: one read from a folder, or the one that ships."""
-    chip = hardware.load_gpu(gpu)
+    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(database)
     start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
     if start is None or start.learned is None or start.clock_law is None:
         raise BadInput(f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`.")
-    rows = kernel_rows.load_kernel_rows(database)
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
         others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
