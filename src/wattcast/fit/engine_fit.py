@@ -20,21 +20,29 @@ from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read
 from wattcast.core.records import dataclass, replace
 from wattcast.fit import kernel_fit
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
-from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
+from wattcast.fit.kernel_rows import (
+    FOLDS,
+    KernelRows,
+    assign_folds,
+    number_card,
+    on_random_data,
+    select_kernels,
+    settled_figures,
+)
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
-from wattcast.kernels.kernel_table import USUAL_CONDITION, RunCondition, root_family
+from wattcast.kernels.kernel_table import root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.kernel_phases import blend_corrections
-from wattcast.predictor.learned_factors import RATE_FEATURES, LearnedFactors, busy_rates, compute_ideal_terms
-from wattcast.predictor.pipeline import analyse_graphs, analyse_kernels, detail_at_clock, total_at_clock
+from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
+from wattcast.predictor.pipeline import analyse_kernels
+from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
-from wattcast.workload.operator_base import Operator, select_operators
 from wattcast.workload.readers.from_huggingface import convert_config
 
 _Value = TypeVar("_Value")
@@ -97,6 +105,7 @@ def without_engine(bundle: Bundle) -> Bundle:
         residuals=rest(bundle.residuals),
         seen=rest(bundle.seen),
         learned=learned,
+        step_energy=1.0,
         provenance=msgspec.structs.replace(
             bundle.provenance, note=bundle.provenance.note.partition("; engine kernels")[0]
         ),
@@ -118,7 +127,7 @@ def _add_families(
     cards: Sequence[kernel_fit.CardRows],
     steps: Sequence[MeasuredStep] = (),
 ) -> Bundle:
-    """Fit corrections, time and energy of the rows' families into a bundle, energy of attention in ``steps`` too."""
+    """Fit corrections, time and energy of the rows' families into a bundle, and what ``steps`` draw of it."""
     reference, law = bundle.reference, bundle.clock_law
     learned = bundle.learned
     assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
@@ -136,16 +145,13 @@ def _add_families(
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
     priced, sample = kernel_fit.price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
     own = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
-    priced = replace(priced, power_w=priced.power_w / own.compute_level(kernel_fit.find_card_levels(*cards, own)))
+    levels = kernel_fit.find_card_levels(*cards, own)
+    priced = replace(priced, power_w=priced.power_w / own.compute_level(levels))
     sample = replace(sample, ratio=kernel_fit.energy_ratio(priced, power, bundle.toggling))
-
-    def with_energies(samples: Sequence[ResidualSample]) -> Bundle:
-        energy = fit_residuals(samples, pools=_POOLS, trees=0, hold_in=False)
-        factors = LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy})
-        return replace(bundle, corrections=corrections, learned=factors)
-
-    alone = with_energies([sample])
-    return with_energies([sample, *_attention_in_steps(alone, sample, steps, gpu)]) if steps else alone
+    energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
+    factors = LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy})
+    alone = replace(bundle, corrections=corrections, learned=factors)
+    return replace(alone, step_energy=find_step_energy(alone, steps, levels, gpu)) if steps else alone
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,8 @@ class MeasuredStep:
     """A decode step of an engine that ran at the top clock, below the power limit."""
 
     graph: Graph
-    run: str  # engine and card: steps of one run share what the card draws more or less
+    model: str
+    card: float  # as in the rows of kernels
     power_w: float
     latency_s: float
 
@@ -174,8 +181,8 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
             sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
             options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
             graph = build_graph(load_measured_model(row["model"]), options)
-            run = f"{row['model']} {row['card_uuid']}"
-            found.append(MeasuredStep(graph, run, row["power_w"], row["latency_s"]))
+            card = number_card(row["card_uuid"])
+            found.append(MeasuredStep(graph, row["model"], card, row["power_w"], row["latency_s"]))
     return found
 
 
@@ -195,77 +202,36 @@ def load_measured_model(name: str) -> ModelSpec:
 
 _TOP_SHARE = 0.998  # of the top clock, above which a step was not capped
 _HIDDEN_SHARE = 0.9  # of a step's time, up to which the host's work is hidden
-_LEAST_ATTENTION = 0.2  # of a step's dynamic energy, from which it tells what attention draws
+# Spreads of logs of dynamic power: of steps on one card, of cards that ran kernels about their levels, and of others
+# about the mean card (of all that they draw a third goes to memory; see ``find_card_levels``).
+_STEP, _KNOWN_CARD, _OTHER_CARD = 0.02, 0.02, 0.06
 
 
-def _attention_in_steps(
-    bundle: Bundle, sample: ResidualSample, steps: Sequence[MeasuredStep], gpu: Gpu
-) -> list[ResidualSample]:
-    """Return what decode attention draws inside steps, as samples that its energy is learned from.
+def find_step_energy(
+    bundle: Bundle, steps: Sequence[MeasuredStep], levels: Mapping[float, tuple[float, float]], gpu: Gpu
+) -> float:
+    """Find the dynamic energy of kernels in an engine's steps over that of the same kernels alone.
 
-    With E_a and E_o the dynamic energy of attention and of all else as a ``bundle`` fitted to kernels alone gives it,
-    a step of run r and time t draws P = P_idle + g_r·(E_o + a·E_a)/t. Gains g_r of cards and the factor a are fitted
-    by least squares of P. The first sample repeats the rows of decode attention as they would be in a step: with the
-    usual condition, and a times their energy. The second has the attention of each step, with a factor of its own.
+    A ``bundle`` fitted to kernels alone gives a step the power P_alone over the time it took. On a card of the levels
+    u and v (``find_card_levels``) it draws P = P_idle + c·(P_alone·exp(u + v·s) - P_idle), s the share of memory.
+    The log of c is the mean over cards, each by how well it is known: a card that ran no kernel may have any level.
     """
-    from scipy.optimize import least_squares
-
-    assert bundle.learned is not None
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    at = OperatingPoint(clock_hz=top_hz)
+    at = OperatingPoint(power_limit_w=10.0 * float(np.mean(gpu.power.limit_w)))  # as if none held the steps back
     idle_w = float(np.ravel(bundle.power.idle_power_w(top_hz, at.temperature_c))[0])
-    runs = sorted({step.run for step in steps})
-    place = np.array([runs.index(step.run) for step in steps])
-    power_w = np.array([step.power_w for step in steps])
-    own_w, other_w = np.zeros(len(steps)), np.zeros(len(steps))
-    known: list[tuple[int, Operator]] = []  # the attention of each step
-    for i, timeline in enumerate(analyse_graphs([step.graph for step in steps], gpu, bundle)):
-        detail, totals = detail_at_clock(timeline, at, bundle), total_at_clock(timeline, at, bundle)
-        dynamic_w = timeline.calls * (detail.kernel_j - idle_w * detail.kernel_s) / steps[i].latency_s
-        rows = np.flatnonzero(np.isin(timeline.kernels.work.root_family, "engine_paged"))
-        other_w[i] = (totals.energy_j - idle_w * totals.latency_s) / steps[i].latency_s - dynamic_w[rows].sum()
-        ops = select_operators(timeline.kernels.ops, rows)
-        as_rows = build_kernels(ops, (RunCondition(rotated="all"),) * len(ops), gpu, bundle.reference, ())
-        alone = bundle.learned.factors(as_rows, blend_corrections(as_rows.work, bundle.corrections))[1]
-        own_w[i] = (dynamic_w[rows] * alone / timeline.energy_factor[rows]).sum()
-        known += [(i, op) for op in ops]
-
-    def misses(found: Array) -> Array:
-        gain, factor = np.exp(found[:-1])[place], np.exp(found[-1])
-        return np.asarray((idle_w + gain * (other_w + factor * own_w)) / power_w - 1.0)
-
-    *gains, mean = np.exp(least_squares(misses, np.zeros(len(runs) + 1)).x)
-    factor = np.clip(((power_w - idle_w) / np.array(gains)[place] - other_w) / np.maximum(own_w, 1.0), 0.5, 2.0)
-    share = own_w / (own_w + other_w)
-    told = [(i, op) for i, op in known if share[i] > _LEAST_ATTENTION]
-    found = [_as_in_steps(sample, float(mean))]
-    if told:
-        ops = tuple(op for _, op in told)
-        kernels, as_rows = (
-            build_kernels(ops, (how,) * len(ops), gpu, bundle.reference, ())
-            for how in (USUAL_CONDITION, RunCondition(rotated="all"))
-        )
-        corrections = blend_corrections(kernels.work, bundle.corrections)
-        time, alone, _ = bundle.learned.factors(as_rows, corrections)
-        seconds = time * compute_ideal_terms(kernels, bundle.reference).corrected(
-            corrections.T, bundle.reference.top_hz
-        )
-        rates = busy_rates(kernels, bundle.reference, seconds, time * corrections[:, 2] * kernels.work.launches)
-        places = [i for i, _ in told]
-        more = dict(zip(RATE_FEATURES, rates, strict=True))
-        found.append(ResidualSample(kernels, factor[places] * alone, more, sure=share[places]))
-    return found
-
-
-def _as_in_steps(sample: ResidualSample, factor: float) -> ResidualSample:
-    """Return the decode attention of a sample under the usual condition, with ``factor`` times its energy."""
-    is_own = np.array(["engine.paged.decode" in name for name in sample.kernels.work.kernel_family])
-    kernels = select_kernels(sample.kernels, is_own)
-    features = {**kernels.work.features, "cold": np.zeros(int(is_own.sum()))}
-    more = {name: values[is_own] for name, values in sample.more.items()}
-    sure = None if sample.sure is None else sample.sure[is_own]
-    usual = replace(kernels, work=replace(kernels.work, features=features))
-    return ResidualSample(usual, factor * sample.ratio[is_own], more, sure=sure)
+    logs: dict[float, list[float]] = {}
+    for step in steps:
+        alone = predict_graph(step.graph, gpu, at, bundle)
+        watts = {module.name: float(module.power_w) for module in alone.modules}
+        level, memory_level = levels.get(step.card, (0.0, 0.0))
+        alone_w = idle_w + (float(alone.energy_j) - idle_w * float(alone.latency_s)) / step.latency_s
+        card_w = alone_w * np.exp(level + memory_level * watts["dram"] / sum(watts.values()))
+        logs.setdefault(step.card, []).append(float(np.log((step.power_w - idle_w) / (card_w - idle_w))))
+    spread = [
+        np.hypot(_STEP / np.sqrt(len(found)), _KNOWN_CARD if card in levels else _OTHER_CARD)
+        for card, found in logs.items()
+    ]
+    return float(np.exp(np.average([np.mean(found) for found in logs.values()], weights=np.array(spread) ** -2.0)))
 
 
 def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: Gpu) -> Array:

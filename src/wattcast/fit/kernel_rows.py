@@ -109,7 +109,7 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
             name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
             for name in ROW_NUMBERS
         }
-        | {CARD: np.array([float(zlib.crc32(name.encode())) for name in uuid])},
+        | {CARD: np.array([number_card(name) for name in uuid])},
         fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
@@ -120,6 +120,11 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
 PLANNED = "plan"  # why a row was measured: at random
 TO_LEARN_FROM = ("learning", "common")  # alone: picked for it, or repeats of a kernel on another card
 CARD = "card"  # column: a number that stands for the card of a row, the same in every database
+
+
+def number_card(uuid: str) -> float:
+    """Return the number that stands for a card in tables of numbers."""
+    return float(zlib.crc32(uuid.encode()))
 
 
 def read_condition(row: Plain) -> RunCondition:

@@ -202,8 +202,9 @@ def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) ->
 
     Where an engine replays its kernels, issuing them costs nothing.
     """
-    if graph.stack == SoftwareStack.ENGINE and bundle.launch.engine_replays:
-        timeline = replace(timeline, host_s=np.zeros_like(timeline.host_s))
+    if graph.stack == SoftwareStack.ENGINE:
+        host_s = np.zeros_like(timeline.host_s) if bundle.launch.engine_replays else timeline.host_s
+        timeline = replace(timeline, host_s=host_s, energy_factor=bundle.step_energy * timeline.energy_factor)
     if bundle.cold is not None and not graph.operands:
         timeline = timeline.delay_kernels(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
     kinds = index_words(timeline.kernels.ops, type).values

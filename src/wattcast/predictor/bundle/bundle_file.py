@@ -101,6 +101,7 @@ class Bundle:
     interval_level: float = 0.9
     governor_share: float = 1.0  # of a power limit at which the governor holds the board
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
+    step_energy: float = 1.0  # dynamic energy of kernels in an engine's steps, over that of the same alone
     assumptions: tuple[str, ...] = ()
     cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
     widening: Widening = field(default_factory=default_widening)  # of intervals, away from what was measured
@@ -215,6 +216,7 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     interval_level: float = 0.9
     settles: float = 1.0
     waiting_sm: float = 1.0
+    step_energy: float = 1.0
     assumptions: tuple[str, ...] = ()
     reference: _ReferenceFile | None = None  # absent: the catalogue's chip
     learned_on: _ReferenceFile | None = None  # the chip learned factors were fitted on, where it is another
@@ -315,6 +317,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         interval_level=file.interval_level,
         governor_share=file.settles,
         waiting_sm=file.waiting_sm,
+        step_energy=file.step_energy,
         assumptions=file.assumptions,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
@@ -371,6 +374,7 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         interval_level=bundle.interval_level,
         settles=bundle.governor_share,
         waiting_sm=bundle.waiting_sm,
+        step_energy=bundle.step_energy,
         assumptions=bundle.assumptions,
         reference=_write_reference(bundle.reference),
         learned_on=_write_reference(learned.reference) if isinstance(learned, CarriedFactors) else None,

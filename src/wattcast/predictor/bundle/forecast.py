@@ -201,6 +201,7 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         seen=parent.seen,
         interval_level=parent.interval_level,
         waiting_sm=_waiting_sm(gpu, chip, the),
+        step_energy=parent.step_energy,
         assumptions=tuple(note for note in notes if note),
         cards=parent.cards,
         widening=default_widening().without_sizes(),
