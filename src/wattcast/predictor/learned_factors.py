@@ -25,7 +25,7 @@ from wattcast.predictor.timeline import count_rounds, count_waves
 from wattcast.workload.operator_base import select_operators
 
 _BLOCK = 500_000  # multiplications of a product: no library gives so few to threads, which wait for one another
-_TOGETHER = 64  # rows of such a product
+_FEWEST_ROWS = 16  # of such a product, with fewer points where they are many
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 
 
@@ -126,8 +126,8 @@ class GaussianProcess:
 
 def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
     """Return Σ w·exp(-r) of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
-    most = min(max(len(table), 1), _TOGETHER)
-    wide = _BLOCK // (most * table.shape[1])
+    most = min(max(len(table), 1), max(_BLOCK // max(points.size, 1), _FEWEST_ROWS))
+    wide = len(weights) // (points.size * most // _BLOCK + 1) + 1  # points in parts of one size
     squares, found = np.empty((most, min(wide, len(weights)))), np.zeros(len(table))
     nearest_out[:] = np.inf
     for j in range(0, len(weights), wide):  # points stay in the cache for all rows
