@@ -81,6 +81,7 @@ REALTIME_FILES = {  # where tests wait for a stand-in card; a test that computes
     "web": ("test_live_stream", "test_metrics_exporter", "test_web_page"),
 }
 
+QUICK_FOLDERS = {"cli", "contracts", "golden", "gpuwattch", "hardware"}
 STANDINS = {"standin", "machine", "measured"}  # fixtures that are one
 
 
@@ -117,6 +118,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.path.parent.name not in ("web", "microbench"),
         )
     )
+    # Each of two workers begins with a half. What the faster one then takes from the end of the other's should be
+    # many quick tests: half of a file whose fixture takes long makes that fixture twice.
+    parts: dict[str, list[pytest.Item]] = {"others": [], "quick": [], "left out": []}
+    for item in items:
+        slow = item.get_closest_marker("slow") or item.get_closest_marker("realtime")
+        brief = item.path.parent.name in QUICK_FOLDERS or item.path.stem == "test_architecture"
+        parts["left out" if slow else "quick" if brief else "others"].append(item)
+    others, quick, half = parts["others"], parts["quick"], len(parts["quick"]) // 2
+    place = max((len(others) + len(quick)) // 2 - half, 0)
+    items[:] = [*others[:place], *quick[:half], *others[place:], *quick[half:], *parts["left out"]]
 
 
 def is_alone(item: pytest.Item | None) -> bool:
