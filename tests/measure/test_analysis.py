@@ -317,9 +317,9 @@ def test_rows_of_the_shipped_database_are_physical(shipped_rows: list[dict[str, 
 
     rows = [row for row in shipped_rows if row["latency_s"]]
     for row in rows:
-        graph = parse_workload(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
         skips = row["operator"].get("stride", 1) > row["operator"].get("r", 1)  # pixels that no filter reads
         if row["footprint_byte"] and row["footprint_byte"] > 4 * row_l2_byte and not skips:
+            graph = parse_workload(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
             assert graph.byte / row["latency_s"] < 4.8e12, row["id"]
         if row["kind"] == "sustained":
             assert 120.0 < row["power_w"] < 780.0, row["id"]
