@@ -168,7 +168,7 @@ class StepCosts:
             cost = cost + (prompt[chunk] + before * slope[chunk])
         return cost
 
-    @property
+    @cached_property
     def _tables(self) -> dict[str, Array]:
         return {name: getattr(self, name) for name in ("tokens", "head", "decode", "prompt", "prompt_slope")}
 
