@@ -399,10 +399,10 @@ def fit_reason_widening(left: LeftOutRows, without: str = "") -> dict[OutsideRea
 
 def _half_width(needed: Array, things: Names, usual: float) -> float:
     known = np.isfinite(needed)
-    count = Counter(things[known].tolist())
-    if len(count) < LEAST_KINDS:
+    names = things[known].tolist()
+    if len(count := Counter(names)) < LEAST_KINDS:
         return usual
-    weight = np.array([1.0 / count[thing] for thing in things[known]])
+    weight = np.array([1.0 / count[name] for name in names])
     return round(weighted_quantile(needed[known], weight, INTERVAL_LEVEL), 4)
 
 
