@@ -384,7 +384,7 @@ def pair_cards(rows: KernelRows, quantity: str) -> Iterator[CardPair]:
     for key, members in _group_repeats(rows, quantity, figure).items():
         for card in dict.fromkeys(rows.uuid[i] for i in members):
             own = [float(np.log(figure[i])) for i in members if rows.uuid[i] == card]
-            means.setdefault(card, {})[key] = float(np.mean(own))
+            means.setdefault(card, {})[key] = sum(own) / len(own)
     for first, second in combinations(sorted(means), 2):
         common = [key for key in means[first] if key in means[second]]
         if len(common) >= LEAST_COMMON:
@@ -426,16 +426,15 @@ def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIE
 
 
 def _take_figure(rows: KernelRows, quantity: str) -> Array:
-    power_w, _, latency_s = settled_figures(rows)
-    return latency_s if quantity == "latency" else power_w
+    return settled_figures(rows)[2 if quantity == "latency" else 0]
 
 
 def _group_repeats(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple[str, str], Sequence[int]]:
     """Group the rows of one operator and data, of the kind that measures the quantity."""
     found: dict[tuple[str, str], list[int]] = {}
     usable = rows.is_kind(KIND_OF_QUANTITY[quantity]) & rows.fit & np.isfinite(figure) & (figure > 0)
-    for i in np.flatnonzero(usable):
-        found.setdefault((rows.spec[i], rows.data[i]), []).append(int(i))
+    for i in np.flatnonzero(usable).tolist():
+        found.setdefault((rows.spec[i], rows.data[i]), []).append(i)
     return {key: members for key, members in found.items() if len(members) > 1}
 
 

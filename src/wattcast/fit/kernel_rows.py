@@ -8,6 +8,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,9 +62,9 @@ class KernelRows:
 
     def select_rows(self, mask: Mask) -> KernelRows:
         """Return the rows of a mask."""
-        at: list[int] = np.flatnonzero(mask).tolist()
+        at = np.flatnonzero(mask)
         columns: dict[str, Any] = {
-            item.name: value[at] if isinstance(value, np.ndarray) else tuple(value[i] for i in at)
+            item.name: value[at] if isinstance(value, np.ndarray) else tuple(map(value.__getitem__, at.tolist()))
             for item in fields(self)
             if not isinstance(value := getattr(self, item.name), (str, dict, type(None)))
         }
@@ -78,7 +79,7 @@ class KernelRows:
         first = self.is_kind("burst", "sustained") & self.fit & (self.repeat == 0)
         return np.asarray(first & ~np.isin(self.chosen, TO_LEARN_FROM))
 
-    @property
+    @cached_property
     def family(self) -> tuple[str, ...]:
         """The family of each row, as predictions name it."""
         return tuple(op.family for op in self.ops)
