@@ -140,7 +140,7 @@ def _uncentred(x: np.ndarray) -> np.ndarray:
 
 
 def test_shrinkage_pulls_to_family_then_rail() -> None:
-    form = family_penalty(["a", "a", "b"])
+    form = family_penalty(("a", "a", "b"))
     assert_allclose(form, form.T)
     assert_allclose(form @ np.ones(3), 0.0, atol=1e-12)  # equal costs are free
     within, between = np.array([1.0, -1.0, 0.0]), np.array([1.0, 1.0, -2.0])

@@ -216,16 +216,17 @@ def shrinkage_penalty(
         term = [j for j in on if full[list(design.members[j])].max() > 0]
         if len(term) < 2:
             continue
-        families = [table.predictors[design.members[j][0]].family or design.names[j] for j in term]
+        families = tuple(table.predictors[design.members[j][0]].family or design.names[j] for j in term)
         at_full = np.array([full[list(design.members[j])].max() for j in term]) / scale[term]
         out[np.ix_(term, term)] = at_full[:, np.newaxis] * family_penalty(families) * at_full
     return out * firmness * (TYPICAL_MISS / TYPICAL_SPREAD / mean_w) ** 2
 
 
-def family_penalty(families: list[str]) -> Array:
+@cache
+def family_penalty(families: tuple[str, ...]) -> Array:
     """Return S of the pull to family means and of those to the rail mean, with the means eliminated.
 
-    >>> family_penalty(["a", "a"]).round(3).tolist()
+    >>> family_penalty(("a", "a")).round(3).tolist()
     [[0.5, -0.5], [-0.5, 0.5]]
     """
     names = list(dict.fromkeys(families))
@@ -235,8 +236,7 @@ def family_penalty(families: list[str]) -> Array:
     to_family = np.concatenate([np.eye(k), -member, np.zeros((k, 1))], axis=1)
     to_rail = np.concatenate([np.zeros((f, k)), np.eye(f), -np.ones((f, 1))], axis=1)
     whole = to_family.T @ to_family + to_rail.T @ to_rail
-    means = whole[k:, k:]
-    return np.asarray(whole[:k, :k] - whole[:k, k:] @ np.linalg.solve(means, whole[k:, :k]))
+    return np.asarray(whole[:k, :k] - whole[:k, k:] @ np.linalg.solve(whole[k:, k:], whole[k:, :k]))
 
 
 def solve_costs(gram: Array, moment: Array, signed: Sequence[bool], penalty: Array | None = None) -> Array:
