@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from test_fusion import choose_structures
 
 from wattcast.core.units import Dtype
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
@@ -20,6 +21,8 @@ DECODERS = [
     for name, model in MODELS.items()
     if model.kind == "language" and not getattr(model.dims, "decoder_layers", 0)
 ]
+STRUCTURES = set(choose_structures())  # the others walk no line of ours that these do not
+SLOW = pytest.mark.slow
 
 
 def calls(graph: Graph) -> int:
@@ -48,7 +51,7 @@ def test_every_model_runs_in_every_stack_it_can(name: str, stack: str) -> None:
         assert graph.memory_byte > 0
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [n if n in STRUCTURES else pytest.param(n, marks=SLOW) for n in DECODERS])
 def test_generation_is_a_prefill_and_its_steps(name: str) -> None:
     """Groups of three steps share their mean context, so that all that is linear in it adds up exactly.
 
