@@ -224,6 +224,7 @@ def _count_latent(op: engine.LatentAttention, cold: bool, warm: bool, rate: floa
 
 
 _SLICE_STEPS = 6.0
+_LEAST_STEPS = 8.0  # along k that a block of Machete's takes (CUTLASS, stream-K)
 
 
 def _count_product(op: engine.NarrowProduct, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
@@ -234,19 +235,24 @@ def _count_product(op: engine.NarrowProduct, cold: bool, warm: bool, rate: float
     rows = together * ceil(m / (together * tile_m))
     tiles = rows * ceil(n / tile_n)
     streamed = isinstance(op, engine.WeightOnlyProduct) and (op.kernel == "marlin" or m <= 64)
-    units, steps = float(tiles), k / tile_k
+    units, steps, launches = float(tiles), k / tile_k, 1.0
     unit_flop = 2.0 * tile_m * tile_n * k
     between = 0.0
     if streamed:  # blocks share out all steps of all tiles
-        units, steps = sms, tiles * steps / sms
-        unit_flop *= tiles / sms
+        machete = op.kernel == "machete"
+        launches += machete and steps > _LEAST_STEPS
+        units = min(sms, max(tiles * steps / _LEAST_STEPS, 1.0)) if machete else sms
+        steps, unit_flop = steps * tiles / units, unit_flop * tiles / units
         between = 8.0 * m * n * min(sms / tiles, 4.0) if tiles < sms else 0.0
-        steps += _SLICE_STEPS * sms / tiles if op.kernel == "marlin" else 0.0  # slices of a tile add up in turn
+        if not machete:  # slices of a tile add up in turn; a kernel takes 16 tiles of rows, or 128, the rest others
+            steps += _SLICE_STEPS * sms / tiles
+            full, rest = divmod(op.m, 1024 if op.n > 4096 else 8192)
+            launches = float(full + (rest >= 64) + (rest % 64 > 0))
     weight, left, out = op.weight_byte, m * k * width, op.write_byte
     whole, without = (float(resident_share(byte, reference.l2_byte)) for byte in (weight + left + out, left + out))
     load_byte = tiles * k * (tile_m * width + tile_n * weight / (n * k))
     work = (
-        *(units, unit_flop, steps, 1.0 + (streamed and op.kernel == "machete"), load_byte, 2.5 * load_byte + out),
+        *(units, unit_flop, steps, launches, load_byte, 2.5 * load_byte + out),
         *(weight * (1.0 - whole if warm else 1.0) + left * (1.0 - without), out * (1.0 - without)),
         *(out, between, 1.0, 0.0),
     )
