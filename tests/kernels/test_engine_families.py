@@ -18,9 +18,14 @@ from wattcast.predictor.bundle import bundle_for, forecast_bundle, shipped_bundl
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
+    AlignTokens,
+    CompiledRows,
+    EngineRmsNorm,
     FusedExperts,
     LatentAttention,
     PagedAttention,
+    Quantize,
+    Sampling,
     ScaledProduct,
     WeightOnlyProduct,
 )
@@ -170,6 +175,37 @@ def test_narrow_weights_count_their_scales() -> None:
     product = WeightOnlyProduct(1, 4096, 4096, "int4", 128, True)
     assert product.weight_byte == 4096 * 4096 * RECIPES["awq"].bit / 8
     assert WeightOnlyProduct(1, 256, 256, "fp4", 32).weight_byte == 256 * 256 * RECIPES["mxfp4"].bit / 8
+
+
+def test_a_block_of_machete_takes_eight_steps_and_marlin_several_kernels() -> None:
+    """Grids and names on an H200: 512 x 512 ran without the memset of a split; 1097 rows as 1024, 64 and 9."""
+    short, split = (lower(WeightOnlyProduct(9, 512, k)) for k in (512, 4096))
+    assert [float(work.launches[0]) for work in (short, split)] == [1, 2]  # type: ignore[attr-defined]
+    assert [float(work.units[0]) for work in (short, split)] == [4, 32]  # type: ignore[attr-defined]
+    sizes = ((256, 4096), (267, 6912), (1097, 5376), (2701, 1024), (2462, 20992))
+    work = lower(*(WeightOnlyProduct(m, n, 1024, kernel="marlin") for m, n in sizes))
+    assert work.launches.tolist() == [1, 2, 3, 2, 4]  # type: ignore[attr-defined]
+
+
+def test_small_kernels_take_the_blocks_that_an_h200_ran() -> None:
+    few, many, token = (
+        lower(EngineRmsNorm(rows, 7168, quant=quant)) for rows, quant in ((64, ""), (1024, ""), (64, "token"))
+    )
+    blocks_of_an_sm = [float(work.slots[0]) for work in (few, many, token)]  # type: ignore[attr-defined]
+    assert blocks_of_an_sm == [2, 8, 2], "blocks of 896, 256 and 1024 threads"
+    by_rows = [float(lower(EngineRmsNorm(64, dim, quant="token")).unit_flop[0]) for dim in (2048, 4096, 8192)]  # type: ignore[attr-defined]
+    assert by_rows[0] == by_rows[1] == by_rows[2] / 2, (
+        "1024 threads take four values each, whether they have them or not"
+    )
+    norms = lower(*(CompiledRows(16, 4096, function=name) for name in ("rms_norm", "add_rms_norm_quant")))
+    assert [name.split(".")[-1] for name in norms.kernel_family] == ["norm", "norm_quant"]  # type: ignore[attr-defined]
+    groups = lower(*(Quantize(rows, 2304, mode="block") for rows in (112, 113)))
+    assert groups.unit_flop[1] > 3.9 * groups.unit_flop[0], "2034 groups of 128 values fill blocks of two"  # type: ignore[attr-defined]
+    sorts = lower(*(AlignTokens(rows, 16, experts=16, top_k=2) for rows in (256, 1024)))
+    assert sorts.launches.tolist() == [1, 2]  # type: ignore[attr-defined]
+    assert sorts.steps[0] > sorts.steps[1], "a warp sorts 512 choices, 1024 threads 2048"  # type: ignore[attr-defined]
+    longest = lower(*(Sampling(1, logits, mode="greedy") for logits in (128256, 262144)))
+    assert longest.steps[0] > longest.steps[1], "one block of 512 threads, then 32 blocks"  # type: ignore[attr-defined]
 
 
 def test_engine_operators_survive_json() -> None:

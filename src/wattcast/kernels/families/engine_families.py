@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import ceil
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -355,55 +355,71 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     return f"gemm.engine.experts.{kind}", work, plain, logs
 
 
-_SCATTERED = 1024.0  # values of a write into pages that count as a block of their own
+_REGISTERS = 65536.0  # of an SM
 _BLOCK_VALUES = 128.0  # that share a scale
+_BUSY_GROUPS = 8.0  # of them, below which a block is as slow as one of so many
 _ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
 
 
 @cache
-def _row_costs() -> dict[str, tuple[float, float]]:
-    """Read what small kernels cost: cycles of an SM for an element, and elements that a block takes at a time.
+def _row_costs() -> dict[str, tuple[float, ...]]:
+    """Read what small kernels cost, by names, grids, registers and times of those that an H200 ran.
 
-    Kernels that convert single values to fp8 are bound by instructions, others by memory. From times of 85 of them on
-    an H200.
+    Of each: cycles of an SM for an element (most where single values become fp8), the most threads of a block, values
+    for which it has one, values that a thread takes at once, registers of a thread, and passes over a row.
     """
+    names = ("element_cycle", "threads", "values_each", "vector", "registers", "passes")
     rows = read_shipped_table("wattcast.kernels.families", "row_costs.csv")
-    return {row["kernel"]: (float(row["element_cycle"]), float(row["at_once"])) for row in rows}
+    return {row["kernel"]: tuple(float(row[name]) for name in names) for row in rows}
 
 
 def _count_rows(op: engine.RowKernel, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
-    """Return the columns of a small kernel with a block a token."""
+    """Return the columns of a small kernel with a block a token.
+
+    Its dependent steps are the loads of a thread in each pass; from device memory they take twice as long as from L2.
+    """
     read, write, elements, sms = op.read_byte, op.write_byte, op.elements, reference.sm_count
     kind, detail = op.kind.removeprefix("engine_"), getattr(op, "quant", "") or getattr(op, "mode", "")
-    units, launches = float(op.rows), 1.0
+    units, launches, padded, slots = float(op.rows), 1.0, elements, 16.0
     residual = bool(getattr(op, "residual", False))
     if isinstance(op, engine.CompiledRows):
-        quant = "_quant" * op.function.endswith("quant")
-        detail = f"gate{quant}" if op.function.startswith("silu") else "norm"
+        detail = ("gate" if op.function.startswith("silu") else "norm") + "_quant" * op.function.endswith("quant")
         residual = op.function.startswith("add")
     elif isinstance(op, engine.CacheWrite):
         detail = "fp8" * (op.kv_dtype is Dtype.FP8)
-    if isinstance(op, engine.Sampling):  # a row is one block's in softmax and sorting
-        at_once = {"greedy": 8192.0, "random": 1024.0}.get(detail, 256.0)
-        cycles, steps, launches = 0.1, op.dim / at_once, {"greedy": 2.0, "random": 6.0}.get(detail, 7.0)
-    elif isinstance(op, engine.Route):
-        cycles, steps, launches = 0.4 * op.top_k, 2.0 * op.top_k, 2.0 if op.experts & (op.experts - 1) else 1.0
+    drawn, in_place = kind == "sampling" and detail != "greedy", isinstance(op, engine.EngineRotary) or residual
+    held = read if in_place else read + write if kind != "sampling" else elements * (14.0 if drawn else 6.0)
+    gone = 1.0 if cold else 1.0 - float(resident_share(held, reference.l2_byte))
+    if isinstance(op, engine.Sampling):  # 512 threads find a row's maximum, of 2^17 logits and more several blocks;
+        # then softmax is one block's, and one of 128 threads looks for the likeliest
+        each, split, top = op.dim / 512.0, op.dim >= 2**17, detail == "top_p"
+        cycles, slots, launches = 0.0, 2.0, 2.0 + split + 4.0 * drawn + top
+        steps = (56.0 if split else 24.0 + each) + drawn * (24.0 + each) + top * (500.0 + 5.0 * each)
+    elif isinstance(op, engine.Route):  # for each pick the threads of a token find their maximum
+        whole = not op.experts & (op.experts - 1)
+        cycles, launches = 0.4 * op.top_k, 2.0 - whole
+        steps = op.top_k * (1.0 if detail == "grouped" else log2(op.experts) * (0.5 if whole else 1.0))
         units = max(op.rows * op.experts / _ROUTE_SCORES, 1.0)
-    elif isinstance(op, engine.AlignTokens):  # one block sorts
-        cycles, steps, launches, units = 0.0, elements / 1024.0, 2.0, 2.0
+    elif isinstance(op, engine.AlignTokens):  # one block sorts, few choices with a warp or a thread an expert
+        few = elements < 1024.0 and op.experts <= 64
+        units = launches = 2.0 - few
+        cycles, steps = 0.0, elements / (max(op.experts, 32.0) if few else 1024.0)
     else:
-        cycles, at_once = _row_costs()[f"{kind} {detail}".strip()]
-        steps = 1.0 + elements / units / at_once
+        cycles, threads, values_each, vector, registers, passes = _row_costs()[f"{kind} {detail}".strip()]
+        if detail in ("block", "gate", "gate_quant"):
+            units = max(elements / (threads * vector), 1.0)
+        elif kind == "rms_norm" and detail != "token" and op.rows >= 256:
+            threads = 256.0
+        threads = min(ceil(elements / units / values_each), threads)
+        loops, slots = ceil(elements / units / (threads * vector)), min(_REGISTERS // (registers * threads), 32.0)
+        steps = passes * (1.0 + loops * (1.0 + residual)) * (1.0 + gone)
+        padded = loops * threads * vector * units * ceil(units / sms) / max(units / sms, 1.0)  # on the busiest SM
+        if f"{kind} {detail}" == "quantize block":  # up to 16 groups a block, as many as divide them
+            groups = max(int(elements / _BLOCK_VALUES), 1)
+            padded *= max(_BUSY_GROUPS / (groups & -groups), 1.0)
         launches = 3.0 if detail == "tensor" else 1.0
-        if detail == "block":
-            units = max(elements / _BLOCK_VALUES, 1.0)
-        elif isinstance(op, engine.CacheWrite):
-            units = max(units, elements / _SCATTERED)
-    in_place = isinstance(op, engine.EngineRotary) or residual
-    gone = 1.0 if cold else 1.0 - float(streamed_share(read if in_place else read + write, reference.l2_byte))
-    slots = 2.0 if kind in ("rms_norm", "compiled") else 4.0 if detail != "block" and kind != "route" else 16.0
     work = (
-        *(units, rate * cycles * elements / units, steps, launches, read + write, 2.0 * (read + write)),
+        *(units, rate * cycles * padded / units, steps, launches, read + write, 2.0 * (read + write)),
         *(read * gone, write * gone, 0.0, 0.0, slots, 0.0),
     )
     plain = {
