@@ -34,6 +34,8 @@ def fit_host_times(
 ) -> dict[str, float]:
     """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
 
+    Hosts differ, so steps count on hosts that ran traffic of these models too.
+
     ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts. Times that grow
     with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
     repeated alike in which the host waits for less than 3 ms. What launching costs without a whole graph is a mean
@@ -66,7 +68,9 @@ def fit_host_times(
                 spreads.append(logs[kept].std())
                 memories.append(np.corrcoef(logs[kept][1:], logs[kept][:-1])[0, 1])
         loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
-    alike = [row for row in records.select_kind("decode") if row["model"] in layers and row["wait_s"] < 0.003]
+    hosts, kinds = {run["card_uuid"] for run in runs}, ("decode", "prefill", "mixed")
+    steps = [row for row in records.select_kind(*kinds) if row["model"] in layers and row["card_uuid"] in hosts]
+    alike = [row for row in steps if row["kind"] == "decode" and row["wait_s"] < 0.003]
     batch, schedule_s, launch_s, host_s = (
         np.array([row[name] for row in alike]) for name in ("batch", "schedule_s", "launch_s", "host_s")
     )
@@ -79,9 +83,9 @@ def fit_host_times(
     def per_layer(name: str, launches: Sequence[float]) -> float:
         return float((np.mean(launches) - found["launch_graph"]) / layers[name])
 
-    for row in records.select_kind("prefill", "mixed"):
+    for row in steps:
         held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
-        if row["model"] in layers and not held_up:
+        if row["kind"] != "decode" and not held_up:
             if row["tokens"] <= LARGEST_GRAPH:
                 again.append(per_layer(row["model"], [row["launch_s"]]))
             else:
