@@ -15,6 +15,7 @@ from wattcast.power.power_model import PowerModel
 
 def test_a_used_study_ships_no_more_than_a_fresh_one(study: Study) -> None:
     """A bundle keeps what it worked out; once every part that went to a cluster took all of it along."""
+    tabulate_points(study, 0, 1)  # reads the learned factors that the study asks for
     fresh = len(pickle.dumps(study))
     tabulate_points(study, 0, 200)
     kept = len(pickle.dumps(study.bundle))
