@@ -34,7 +34,7 @@ from wattcast.workload.operator_base import Operator, registered_operators
 from wattcast.workload.readers import from_json
 
 
-def lower(*ops: Operator) -> object:
+def lower(*ops: Operator) -> KernelWork:
     gpu = load_gpu("h200")
     return build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, reference_chip(gpu), ()).work
 
@@ -59,12 +59,12 @@ def test_padded_rows_of_decode_count_as_arithmetic() -> None:
     """A tile of 64 rows works on four query heads: the other sixty rows draw power too."""
     op = PagedAttention(32, 8, 128, ((64, 1, 4096),), splits=32)
     work = lower(op)
-    assert float(work.padded_flop[0]) == pytest.approx(op.flop * (64 / 4 - 1), rel=0.01)  # type: ignore[attr-defined]
+    assert float(work.padded_flop[0]) == pytest.approx(op.flop * (64 / 4 - 1), rel=0.01)
 
 
 def test_long_sequences_are_split_over_the_chip_and_many_are_not() -> None:
     one, many = (
-        2 ** lower(PagedAttention(32, 8, 128, groups, splits=32)).features["log_cut"][0]  # type: ignore[attr-defined]
+        2 ** lower(PagedAttention(32, 8, 128, groups, splits=32)).features["log_cut"][0]
         for groups in (((1, 1, 8192),), ((256, 1, 1024),))
     )
     assert (one, many) == (13, 1), "64 blocks of 128 keys by 8 heads: 5 a part, 1.1 times an even share of 132 SMs"
@@ -73,7 +73,7 @@ def test_long_sequences_are_split_over_the_chip_and_many_are_not() -> None:
 def test_a_prompt_walks_over_the_blocks_that_its_tiles_see() -> None:
     """512 tokens by 8 key heads: 16 tiles of 32 tokens see 1 to 4 blocks, 40 in all; the longest ones go first."""
     work = lower(PagedAttention(32, 8, 128, ((1, 512, 512),), splits=32))
-    features = work.features  # type: ignore[attr-defined]
+    features = work.features
     assert (2 ** features["log_cut"][0], 2 ** features["log_units"][0]) == (1, 128)
     assert 2 ** features["log_busiest"][0] == 4, "128 tiles run on 132 SMs at once"
     assert features["fill"][0] == pytest.approx(320 / (132 * 4))
@@ -82,7 +82,7 @@ def test_a_prompt_walks_over_the_blocks_that_its_tiles_see() -> None:
 def test_without_a_limit_the_longest_sequence_decides_how_often_it_is_cut() -> None:
     """Two tokens of 4 key heads are 4 tiles; 27 parts of each fill 82 % of 132 SMs, within 85 % of the best."""
     long, filled = (
-        2 ** lower(PagedAttention(8, 4, 128, groups)).features["log_cut"][0]  # type: ignore[attr-defined]
+        2 ** lower(PagedAttention(8, 4, 128, groups)).features["log_cut"][0]
         for groups in (((1, 2, 16384),), ((1, 8192, 8192),))
     )
     assert filled == 1
@@ -117,7 +117,7 @@ def test_sequences_of_one_token_are_cut_as_each_chip_cuts_them() -> None:
 def test_latent_attention_reads_its_cache_once() -> None:
     op = LatentAttention(8, 128, 1, 4096)
     assert op.cache_byte == 8 * 4096 * 576 * 2
-    assert float(lower(op).dram_read_byte[0]) == op.read_byte  # type: ignore[attr-defined]
+    assert float(lower(op).dram_read_byte[0]) == op.read_byte
 
 
 @pytest.mark.parametrize("routing", ["even", "skewed", "same"])
@@ -155,7 +155,7 @@ def test_balanced_routing_gives_every_expert_as_many_tokens() -> None:
 
 def test_visits_to_experts_elsewhere_pass_through_vllms_own_kernels_only() -> None:
     byte = [
-        float(lower(FusedExperts(64, 2, 1, 2048, 1408, kernel=kernel, elsewhere=4032)).between_byte[0])  # type: ignore[attr-defined]
+        float(lower(FusedExperts(64, 2, 1, 2048, 1408, kernel=kernel, elsewhere=4032)).between_byte[0])
         for kernel in ("triton", "marlin", "trtllm")
     ]
     assert byte[0] > byte[1] > 10.0 * byte[2]
@@ -180,32 +180,32 @@ def test_narrow_weights_count_their_scales() -> None:
 def test_a_block_of_machete_takes_eight_steps_and_marlin_several_kernels() -> None:
     """Grids and names on an H200: 512 x 512 ran without the memset of a split; 1097 rows as 1024, 64 and 9."""
     short, split = (lower(WeightOnlyProduct(9, 512, k)) for k in (512, 4096))
-    assert [float(work.launches[0]) for work in (short, split)] == [1, 2]  # type: ignore[attr-defined]
-    assert [float(work.units[0]) for work in (short, split)] == [4, 32]  # type: ignore[attr-defined]
+    assert [float(work.launches[0]) for work in (short, split)] == [1, 2]
+    assert [float(work.units[0]) for work in (short, split)] == [4, 32]
     sizes = ((256, 4096), (267, 6912), (1097, 5376), (2701, 1024), (2462, 20992))
     work = lower(*(WeightOnlyProduct(m, n, 1024, kernel="marlin") for m, n in sizes))
-    assert work.launches.tolist() == [1, 2, 3, 2, 4]  # type: ignore[attr-defined]
+    assert work.launches.tolist() == [1, 2, 3, 2, 4]
 
 
 def test_small_kernels_take_the_blocks_that_an_h200_ran() -> None:
     few, many, token = (
         lower(EngineRmsNorm(rows, 7168, quant=quant)) for rows, quant in ((64, ""), (1024, ""), (64, "token"))
     )
-    blocks_of_an_sm = [float(work.slots[0]) for work in (few, many, token)]  # type: ignore[attr-defined]
+    blocks_of_an_sm = [float(work.slots[0]) for work in (few, many, token)]
     assert blocks_of_an_sm == [2, 8, 2], "blocks of 896, 256 and 1024 threads"
-    by_rows = [float(lower(EngineRmsNorm(64, dim, quant="token")).unit_flop[0]) for dim in (2048, 4096, 8192)]  # type: ignore[attr-defined]
+    by_rows = [float(lower(EngineRmsNorm(64, dim, quant="token")).unit_flop[0]) for dim in (2048, 4096, 8192)]
     assert by_rows[0] == by_rows[1] == by_rows[2] / 2, (
         "1024 threads take four values each, whether they have them or not"
     )
     norms = lower(*(CompiledRows(16, 4096, function=name) for name in ("rms_norm", "add_rms_norm_quant")))
-    assert [name.split(".")[-1] for name in norms.kernel_family] == ["norm", "norm_quant"]  # type: ignore[attr-defined]
+    assert [name.split(".")[-1] for name in norms.kernel_family] == ["norm", "norm_quant"]
     groups = lower(*(Quantize(rows, 2304, mode="block") for rows in (112, 113)))
-    assert groups.unit_flop[1] > 3.9 * groups.unit_flop[0], "2034 groups of 128 values fill blocks of two"  # type: ignore[attr-defined]
+    assert groups.unit_flop[1] > 3.9 * groups.unit_flop[0], "2034 groups of 128 values fill blocks of two"
     sorts = lower(*(AlignTokens(rows, 16, experts=16, top_k=2) for rows in (256, 1024)))
-    assert sorts.launches.tolist() == [1, 2]  # type: ignore[attr-defined]
-    assert sorts.steps[0] > sorts.steps[1], "a warp sorts 512 choices, 1024 threads 2048"  # type: ignore[attr-defined]
+    assert sorts.launches.tolist() == [1, 2]
+    assert sorts.steps[0] > sorts.steps[1], "a warp sorts 512 choices, 1024 threads 2048"
     longest = lower(*(Sampling(1, logits, mode="greedy") for logits in (128256, 262144)))
-    assert longest.steps[0] > longest.steps[1], "one block of 512 threads, then 32 blocks"  # type: ignore[attr-defined]
+    assert longest.steps[0] > longest.steps[1], "one block of 512 threads, then 32 blocks"
 
 
 def test_engine_operators_survive_json() -> None:
