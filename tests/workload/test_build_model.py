@@ -21,7 +21,7 @@ DECODERS = [
     for name, model in MODELS.items()
     if model.kind == "language" and not getattr(model.dims, "decoder_layers", 0)
 ]
-STRUCTURES = set(choose_structures())  # the others walk no line of ours that these do not
+STRUCTURES = set(choose_structures())  # in generation the others walk no line of ours that these do not
 SLOW = pytest.mark.slow
 
 
