@@ -135,31 +135,56 @@ def is_alone(item: pytest.Item | None) -> bool:
     return item is not None and item.get_closest_marker("alone") is not None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
-    """Run a test that is marked ``alone`` while no other worker runs any.
+class SharedRoom:
+    """A room that tests of all workers enter together, and one that is marked ``alone`` has for itself.
 
     Who wants to be alone holds the gate, which others pass only to enter the room, until it leaves the room, after
     the last of several such tests: between two of them all others would enter, and have to end first.
     """
+
+    def __init__(self, folder: Path) -> None:
+        self.gate, self.room = (os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("gate", "room"))
+        self.alone = False
+
+    def enter(self, alone: bool) -> None:
+        if not self.alone:
+            fcntl.flock(self.room, fcntl.LOCK_UN)  # nobody waits at the gate for the room that it is in
+            fcntl.flock(self.gate, fcntl.LOCK_EX)
+            fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            self.alone = alone
+        if not self.alone:
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+
+    def leave(self) -> None:
+        fcntl.flock(self.room, fcntl.LOCK_UN)
+        fcntl.flock(self.gate, fcntl.LOCK_UN)
+        self.alone = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+    """Make fixtures of a test beside other tests; those of tests that follow one another alone are made alone."""
     if not hasattr(item.config, "workerinput"):
         return (yield)
-    gate, room = open_locks(item.config._tmp_path_factory.getbasetemp().parent)  # of all workers
-    fcntl.flock(gate, fcntl.LOCK_EX)
-    fcntl.flock(room, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
-    if not is_alone(item):
-        fcntl.flock(gate, fcntl.LOCK_UN)
+    room = shared_room(item.config)
+    room.enter(alone=False)
     try:
         return (yield)
     finally:
         if not (is_alone(item) and is_alone(nextitem)):
-            fcntl.flock(room, fcntl.LOCK_UN)
-            fcntl.flock(gate, fcntl.LOCK_UN)
+            room.leave()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Run a test that is marked ``alone`` while no other worker runs any."""
+    if is_alone(item) and hasattr(item.config, "workerinput"):
+        shared_room(item.config).enter(alone=True)
 
 
 @cache
-def open_locks(folder: Path) -> list[int]:
-    return [os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("gate", "room")]
+def shared_room(config: pytest.Config) -> SharedRoom:
+    return SharedRoom(config._tmp_path_factory.getbasetemp().parent)  # of all workers
 
 
 @pytest.hookimpl(optionalhook=True)
