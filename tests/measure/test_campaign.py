@@ -286,7 +286,6 @@ def test_duty_takes_capped_kernels_only(bench: OperatorBench, standin: StandIn, 
     assert not (tmp_path / "duty.jsonl").exists()
 
 
-@pytest.mark.alone  # periods of a few milliseconds
 def test_all_kernels_of_a_list_are_duty_cycled(
     bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch
 ) -> None:

@@ -21,14 +21,15 @@ from wattcast.counter_models.launch_power import LaunchKey, read_counter_book, r
 from wattcast.power.power_model import SavedModel, save_model
 from wattcast.power.rate_power import RatePower
 
-# A program of kernels of 1 ms every 2 ms for 1.5 s, which writes the trace a profiler would.
+# A program of kernels of 1 ms every 2 ms, which runs for some seconds and writes the trace a profiler would.
 TRACED = """
 import json, sys, time
-began_ns = time.time_ns()
-time.sleep(1.5)
+began_ns, length_s = time.time_ns(), float(sys.argv[2])
+time.sleep(length_s)
 event = lambda i: dict(ph="X", cat="kernel", name="void scale<float, 4>(float*)", ts=2000.0 * i, dur=1000.0,
                        args=dict(grid=[240, 1, 1], block=[64, 1, 1]))
-json.dump(dict(baseTimeNanoseconds=began_ns, traceEvents=[event(i) for i in range(700)]), open(sys.argv[1], "w"))
+events = [event(i) for i in range(round(700 * length_s / 1.5))]
+json.dump(dict(baseTimeNanoseconds=began_ns, traceEvents=events), open(sys.argv[1], "w"))
 """
 KEY = LaunchKey("scale<float,4>", (240, 1, 1), (64, 1, 1))
 
@@ -39,8 +40,12 @@ def files(tmp_path: Path) -> SimpleNamespace:
     model = RatePower(100.0, {"warp_instruction": 1e-9})
     save_model(SavedModel("made", model, Provenance("made for a test")), tmp_path / "model.yaml")
     write_book(tmp_path / "book.json", KEY, 4e8)
+    trace = str(tmp_path / "trace.json")
     return SimpleNamespace(
-        model=str(tmp_path / "model.yaml"), book=str(tmp_path / "book.json"), trace=str(tmp_path / "trace.json")
+        model=str(tmp_path / "model.yaml"),
+        book=str(tmp_path / "book.json"),
+        trace=trace,
+        program=(sys.executable, "-c", TRACED, trace),
     )
 
 
@@ -68,7 +73,7 @@ def test_launches_give_the_power_of_the_stretch_that_was_measured(
     def measure() -> SimpleNamespace:
         out = command_line(
             *("run", "--source", "nvml", "--json", "--plot", str(figure), "--model", files.model),
-            *("--counters", files.book, "--launches", files.trace, "--", sys.executable, "-c", TRACED, files.trace),
+            *("--counters", files.book, "--launches", files.trace, "--", *files.program, "1.5"),
         )
         found = json.loads(out)["model"]
         return SimpleNamespace(**found, flags=found["measured_flags"])
@@ -86,7 +91,7 @@ def test_a_kernel_without_counters_is_named_and_its_time_left_out(standin: Stand
     write_book(Path(files.book), LaunchKey("other", (1, 1, 1), (1, 1, 1)), 1.0)
     out = command_line(
         *("run", "--source", "nvml", "--model", files.model, "--counters", files.book, "--launches", files.trace),
-        *("--", sys.executable, "-c", TRACED, files.trace),
+        *("--", *files.program, "0.5"),
     )
     assert "1 kernels have no counters (50 % of the time), the first: scale<float,4> grid (240, 1, 1)" in out
 
@@ -139,7 +144,7 @@ def test_counters_that_are_not_there_are_collected_once(
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     arguments = (
         *("run", "--source", "nvml", "--model", files.model, "--counters", str(tmp_path / "new.csv"), "--launches"),
-        *(files.trace, "--", sys.executable, "-c", TRACED, files.trace),
+        *(files.trace, "--", *files.program, "0.1"),
     )
     first, second = command_line(*arguments), command_line(*arguments)
     assert "have no counters" not in first + second

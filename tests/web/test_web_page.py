@@ -483,11 +483,11 @@ def test_the_page_is_small_and_its_colours_are_those_of_the_figures() -> None:
 @pytest.mark.realtime
 @pytest.mark.alone
 def test_the_first_screen_is_interactive_in_a_second(open_page) -> None:
-    entries = "performance.getEntriesByType('resource').map(e => [e.name, e.responseEnd])"
-    took_ms = []
-    for _ in range(4):  # the best of some: other work on the machine is not the page's
+    def load_page() -> float:
         page = open_page(fresh=True)
         answered(page, "predict")
+        entries = "performance.getEntriesByType('resource').map(e => [e.name, e.responseEnd])"
         ends = {name.rpartition("/")[2]: ms for name, ms in page.evaluate(entries)}
-        took_ms.append(max(ends["view"], ends["catalogue"], ends["app.js"]))
-    assert min(took_ms) < 1000, took_ms
+        return max(ends["view"], ends["catalogue"], ends["app.js"])
+
+    assert any(load_page() < 1000 for _ in range(4)), "other work on the machine slows a page, not all"
