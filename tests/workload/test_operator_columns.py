@@ -7,9 +7,9 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from wattcast.core import arrays
 from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
-from wattcast.workload import operator_base
 from wattcast.workload.graph import Block, Graph, compute_totals
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.operator_base import MANY_OPS, OperatorColumns
@@ -41,12 +41,12 @@ def test_operators_come_out_as_they_went_in() -> None:
     assert columns[np.array([50, 2])] == (MIXED[50], MIXED[2])
 
 
-@pytest.mark.parametrize("mix", [operator_base._MIX, np.uint64(0)])  # the second gives many operators one key
+@pytest.mark.parametrize("mix", [arrays._MIX, np.uint64(0)])  # the second gives many operators one key
 def test_equal_operators_merge_and_those_of_a_form_lie_together(
     mix: np.uint64, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features that a form lacks then take no memory: of a million operators in turn they took 0.4 GB."""
-    monkeypatch.setattr(operator_base, "_MIX", mix)
+    monkeypatch.setattr(arrays, "_MIX", mix)
     distinct, place = OperatorColumns.from_operators(MIXED).merge_equal()
     kinds = list(dict.fromkeys(map(type, MIXED)))
     words = list(dict.fromkeys(type(op).read_words(op) for op in MIXED))

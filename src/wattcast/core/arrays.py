@@ -112,6 +112,22 @@ def split_rows(place: npt.NDArray[np.intp], count: int) -> list[npt.NDArray[np.i
     return np.split(np.argsort(code, kind="stable"), ends[:-1])[:count]
 
 
+def find_equal(table: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Return the first row that is equal to each row in all columns of whole numbers, ``(column, row)``."""
+    key, first = np.zeros(table.shape[1], np.uint64), np.arange(table.shape[1])
+    for column in table.astype(np.uint64):
+        key = (key ^ (key >> np.uint64(32))) * _MIX + column
+    for words in (key, table) if (np.diff(np.sort(key)) == 0).any() else ():
+        _, rows, place = np.unique(words, axis=-1, return_index=True, return_inverse=True)
+        first = rows[place]
+        if (table == table[:, first]).all():  # else two that differ have one key
+            break
+    return first
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose bits look random: 2^64 over the golden ratio
+
+
 def map_distinct(function: Callable[[_Value], Any], values: Iterable[_Value]) -> npt.NDArray[Any]:
     """Return what a function gives for each value, called once for each distinct one.
 

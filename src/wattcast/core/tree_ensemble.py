@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, find_equal
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass
 
@@ -51,16 +51,20 @@ class TreeEnsemble:
         rows = np.stack(np.broadcast_arrays(*(np.asarray(columns[name], float) for name in self.features)), axis=-1)
         return self.sum_trees(rows.reshape(-1, len(self.features))).reshape(rows.shape[:-1])
 
-    def sum_trees(self, rows: Array) -> Array:
+    def sum_trees(self, rows: npt.NDArray[Any]) -> Array:
         """Return the sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         finder: LeafMasks | TreeWalk = self._walk
-        value, most = self.value.ravel(), _BLOCK
+        value, most, place = self.value.ravel(), _BLOCK, np.arange(len(rows))
         if len(rows) >= _MANY_ROWS and self._masks is not None:
-            finder, value, most = self._masks.answer_shared(rows), value.take(self._masks.leaf), 4 * _BLOCK
+            finder, rows = self._masks.answer_questions(rows)
+            first = find_equal(rows.T)  # many give the same answers
+            alike = np.flatnonzero(first == place)
+            rows, place = rows[alike], alike.searchsorted(first)
+            value, most = value.take(finder.leaf), 4 * _BLOCK
         starts = range(0, max(len(rows), 1), most)
         # "clip": places are known to exist, and a check of each takes as long again
         blocks = [value.take(finder.leaves(rows[i : i + most]), mode="clip").sum(axis=-1) for i in starts]
-        return np.asarray(self.base + np.concatenate(blocks))
+        return np.asarray(self.base + np.concatenate(blocks)).take(place)
 
     @cached_property
     def _walk(self) -> TreeWalk:
@@ -157,18 +161,20 @@ class LeafMasks:
             columns.append((column, threshold[tree[some], node[some]], np.bitwise_and.accumulate(remain, axis=0)))
         return cls(tuple(columns), leaf, np.full(trees, _ALL_LEAVES))
 
-    def answer_shared(self, rows: Array) -> LeafMasks:
-        """Return masks for these rows: questions about columns that are equal in all of them are answered."""
+    def answer_questions(self, rows: Array) -> tuple[LeafMasks, npt.NDArray[np.intp]]:
+        """Return masks for these rows, without columns that are equal in all, and their places, ``(row, column)``."""
         varies = (rows != rows[0]).any(axis=0)
         bits = [table[thresholds.searchsorted(rows[0, i])] for i, thresholds, table in self.columns if not varies[i]]
         asked = tuple(column for column in self.columns if varies[column[0]])
-        return LeafMasks(asked, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
+        places = [thresholds.searchsorted(rows[:, column]) for column, thresholds, _ in asked]
+        left = LeafMasks(asked, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
+        return left, np.array(places, np.intp).reshape(len(asked), len(rows)).T
 
-    def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
+    def leaves(self, places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return the leaf of each row in each tree, ``(row, tree)``, as positions in ``leaf`` laid end to end."""
-        remain = np.repeat(self.bits[np.newaxis], len(rows), axis=0)
-        for column, thresholds, table in self.columns:
-            remain &= table.take(thresholds.searchsorted(rows[:, column]), axis=0, mode="clip")
+        remain = np.repeat(self.bits[np.newaxis], len(places), axis=0)
+        for place, (_, _, table) in zip(places.T, self.columns, strict=True):
+            remain &= table.take(place, axis=0, mode="clip")
         return np.arange(0, self.leaf.size, _MOST_LEAVES) + _lowest_bits().take(remain)
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn, index_distinct, split_rows
+from wattcast.core.arrays import Array, CodedColumn, find_equal, index_distinct, split_rows
 from wattcast.core.errors import bad_value, clip_text, unknown_name
 from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import read_shipped_table
@@ -228,20 +228,10 @@ class OperatorColumns(Sequence[Operator]):
 
     def merge_equal(self) -> tuple[OperatorColumns, RowIndex]:
         """Return the distinct operators, those of a form together, and the place of each operator among them."""
-        table = np.array([self.forms.place, *self.sizes[1:]])
-        key = np.zeros(len(self), np.uint64)
-        for column in table.astype(np.uint64):
-            key = (key ^ (key >> np.uint64(32))) * _MIX + column
-        first = np.arange(len(key))  # of the operators that are equal to each
-        if (np.diff(np.sort(key)) == 0).any():
-            for words in (key, table):
-                _, rows, place = np.unique(words, axis=-1, return_index=True, return_inverse=True)
-                first = rows[place]
-                if (table == table[:, first]).all():  # else two that differ have one key
-                    break
+        first = find_equal(np.array([self.forms.place, *self.sizes[1:]]))
         by_form = np.concatenate(self.rows_by_form)
         order = by_form[first[by_form] == by_form]
-        place = np.empty(len(key), np.intp)
+        place = np.empty(len(first), np.intp)
         place[order] = np.arange(len(order))
         return self.select_rows(order), place[first]
 
@@ -255,9 +245,6 @@ class OperatorColumns(Sequence[Operator]):
                 text = text.replace(str(mark), f"{{{i}}}")
             texts[rows] = list(map(text.format, *self.sizes[: len(marks), rows].astype(np.int64).tolist()))
         return texts.tolist()
-
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose bits look random: 2^64 over the golden ratio
 
 
 def index_words(ops: Sequence[Any], read: Callable[[Any], _Word]) -> CodedColumn[_Word]:
