@@ -24,8 +24,10 @@ from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
 from wattcast.workload.operator_base import select_operators
 
-_BLOCK = 500_000  # multiplications of a product: no library gives so few to threads, which wait for one another
+_PRODUCT = 500_000  # multiplications of a product: no library gives so few to threads, which wait for one another
 _FEWEST_ROWS = 16  # of such a product, with fewer points where they are many
+_PAIRS = 2**16  # of rows and points whose distances stay in a cache
+_SQUARED_LOG = np.log2(np.e) ** 2  # scales r² so that 2^-r stands for exp(-r), which takes longer
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 
 
@@ -56,13 +58,7 @@ class GaussianProcess:
         if not (np.isfinite(self.points).all() and np.isfinite(self.alpha).all()):
             raise bad_value("kriging", "finite numbers", "others")
 
-    def __call__(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
-        """Return the mean for each row of columns, ``(row,)``."""
-        return self.predict_rows(
-            np.stack([np.asarray(columns[name], dtype=np.float64) for name in self.features], axis=-1)
-        )
-
-    def predict_rows(self, rows: Array, nearest_out: Array | None = None) -> Array:
+    def predict_rows(self, rows: Array, nearest_out: Array) -> Array:
         """Return the mean for each row ``(row, feature)``, columns in the order of ``features``.
 
         ``nearest_out`` takes r² of the nearest point, for ``nearness_from_squares``.
@@ -80,18 +76,18 @@ class GaussianProcess:
             varies = np.append((rows != rows[0]).any(axis=0), [True, True])
             points, equal = points[varies], points[~varies]
             points[-1] += table[0, ~varies] @ equal
-            table = table[:, varies]
-        nearest = np.empty(len(rows)) if nearest_out is None else nearest_out
-        return self.mean + _sum_decays(table, points, weights, nearest)
+            table = table.compress(varies, axis=1)  # row by row, as products read them
+        return self.mean + _sum_decays(table, points, weights, nearest_out)
 
     @cached_property
     def _factors(self) -> tuple[Array, Array]:
-        """Factors of the squared distance to each point, ``(feature + 2, point)``, and what it adds."""
+        """Factors of r² for 2^-r to each point, ``(feature + 2, point)``, and what the point adds."""
         points = np.empty((len(self.features) + 2, len(self.points)))
         np.multiply((self.points - self._middle).T, -2.0, out=points[:-2])
         points[-2] = 1.0
         np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
         points[-1] *= 0.25
+        points *= _SQUARED_LOG
         return points, self.variance * self.alpha
 
     @cached_property
@@ -125,21 +121,25 @@ class GaussianProcess:
 
 
 def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
-    """Return Σ w·exp(-r) of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
-    most = min(max(len(table), 1), max(_BLOCK // max(points.size, 1), _FEWEST_ROWS))
-    wide = len(weights) // (points.size * most // _BLOCK + 1) + 1  # points in parts of one size
-    squares, found = np.empty((most, min(wide, len(weights)))), np.zeros(len(table))
+    """Return Σ w·2^-r of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
+    few = min(max(len(table), 1), max(_PRODUCT // max(points.size, 1), _FEWEST_ROWS))
+    wide = len(weights) // (points.size * few // _PRODUCT + 1) + 1  # points in parts of one size
+    most = few * max(_PAIRS // (few * wide), 1)
+    space, found = np.empty(min(most, len(table)) * min(wide, len(weights))), np.zeros(len(table))
     nearest_out[:] = np.inf
     for j in range(0, len(weights), wide):  # points stay in the cache for all rows
+        some, weight = points[:, j : j + wide], weights[j : j + wide]
         for i in range(0, len(table), most):
             rows, low = table[i : i + most], nearest_out[i : i + most]
-            square = squares[: len(rows), : len(weights) - j]
-            np.matmul(rows, points[:, j : j + wide], out=square)
-            np.minimum(low, square.min(axis=1), out=low)
+            square = space[: len(rows) * len(weight)].reshape(len(rows), -1)
+            for k in range(0, len(rows), few):
+                np.matmul(rows[k : k + few], some, out=square[k : k + few])
+            np.minimum(low, np.minimum.reduce(square, axis=1), out=low)
             if low.min() < 0.0:
                 np.maximum(square, 0.0, out=square)
             np.negative(np.sqrt(square, out=square), out=square)
-            found[i : i + most] += np.exp(square, out=square) @ weights[j : j + wide]
+            found[i : i + most] += np.exp2(square, out=square) @ weight
+    nearest_out /= _SQUARED_LOG
     return found
 
 
@@ -287,23 +287,20 @@ class LearnedFactor:
         models = (model for model in (self.forest, self.kriging) if model is not None)
         return tuple(dict.fromkeys(name for model in models for name in model.features))
 
-    def predict_logs(self, table: Array, nearest_out: Array | None = None) -> Array:
+    def predict_logs(self, table: Array, nearest_out: Array) -> Array:
         """Return the log of the factor of each row of ``features``, held within the range that was seen.
 
         ``nearest_out`` takes the squared distance to the nearest measured row (``GaussianProcess.predict_rows``).
         """
         logs = np.zeros(len(table)) if self.forest is None else self.forest.sum_trees(table.round(_TREE_DIGITS))
         if self.kriging is not None:
-            own = table if self._kriging_columns is None else table[:, self._kriging_columns]
-            smooth = self.kriging.predict_rows(own, nearest_out)
+            smooth = self.kriging.predict_rows(table[:, self._kriging_columns], nearest_out)
             logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
         return np.minimum(np.maximum(logs, self.low), self.high)
 
     @cached_property
-    def _kriging_columns(self) -> npt.NDArray[np.intp] | None:
-        if self.kriging is None or self.kriging.features == self.features:
-            return None
-        return np.array([self.features.index(name) for name in self.kriging.features])
+    def _kriging_columns(self) -> list[int]:
+        return [self.features.index(name) for name in self.kriging.features] if self.kriging else []
 
 
 def evaluate_factors(
@@ -316,17 +313,11 @@ def evaluate_factors(
     model never met counts as the nearest kind above it, as ``cat.append`` counts as ``cat``.
     """
     factor, near = np.ones(len(families)), np.full(len(families), np.nan)
-    kinds = [name for name in features if name.startswith("is ")]
     names, family = index_distinct(families)
     for which, name in enumerate(names):
         if name not in models:
             continue
         model, rows = models[name], np.flatnonzero(family == which)
-        if len(rows) > _MANY_ROWS:  # of one kind after another, so that most columns are equal in a block of them
-            kind = np.zeros(len(rows))
-            for i, each in enumerate(kinds):
-                kind += (1.0 + i) * features[each].take(rows)
-            rows = rows[np.argsort(kind, kind="stable")]
         place = {each: i for i, each in enumerate(model.features)}
         columns = [(place[known], values) for each, values in features.items() if (known := _known_name(each, place))]
         map_blocks(partial(_evaluate_rows, model, columns, rows, factor, near), len(rows))
