@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,7 @@ def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, i
     clocks are judged with the power at the default clocks known, where possible: the difference of two benchmarks at
     one clock carries no information about them.
     """
+    judge = cache(lambda trial, anchored: held_out_errors(bench, model, trial, train, inner, anchored))
     best = bench.start()
     for axis in bench.options(model):
         trials = [replace(best, **option) for option in axis]
@@ -280,7 +282,7 @@ def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, i
             best = trials[0]
             continue
         anchored = bench.anchor is not None and not {"tied", "strength"} & set(axis[0])
-        error = np.array([held_out_errors(bench, model, trial, train, inner, anchored) for trial in trials])
+        error = np.array([judge(trial, anchored) for trial in trials])
         least = int(error.mean(axis=1).argmin())
         gain = error[0] - error[least]
         sure = gain.mean() > gain.std(ddof=1) / np.sqrt(gain.size) if gain.size > 1 else False

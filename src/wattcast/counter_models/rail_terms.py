@@ -168,8 +168,7 @@ class GramCells:
     @cached_property
     def total(self) -> Array:
         """Sum over all benchmarks."""
-        total: Array = self.cell.sum(axis=0)
-        return total
+        return np.asarray(self.cell.sum(axis=0))
 
 
 def operating_points(table: CounterTable) -> tuple[LabelCodes, Array, Array]:
@@ -244,16 +243,16 @@ def solve_costs(gram: Array, moment: Array, signed: Sequence[bool], penalty: Arr
 
     A column that is zero in every row gets coefficient zero unless the penalty ties it to others.
     """
-    from scipy.linalg import solve_triangular
+    from scipy.linalg.lapack import dtrtrs
     from scipy.optimize import nnls
 
     full = gram if penalty is None else gram + penalty
     unit = _unit_lengths(full)
     factor = np.linalg.cholesky(full / unit / unit[:, np.newaxis] + GRAM_JITTER * np.eye(unit.size)).T
-    target = solve_triangular(factor, moment / unit, trans="T", check_finite=False)
+    target = dtrtrs(factor, moment / unit, trans=1)[0]
     free = np.flatnonzero(signed)
     if free.size == unit.size:
-        scaled = solve_triangular(factor, target, check_finite=False)
+        scaled = dtrtrs(factor, target)[0]
     else:
         both, _ = nnls(np.concatenate([factor, -factor[:, free]], axis=1), target, maxiter=100 * unit.size)
         scaled = both[: unit.size]
@@ -455,8 +454,7 @@ def fit_jacobian(grams: GramCells, how: VoltagePlan, theta: Array, coefficient: 
 def project_grams(gram: Array, columns: Array) -> Array:
     """Return Σ_p Mᵀ_p·G_p·M_p over the points p."""
     wide = (gram @ columns).reshape(-1, columns.shape[-1])
-    total: Array = columns.reshape(-1, columns.shape[-1]).T @ wide
-    return total
+    return np.asarray(columns.reshape(-1, columns.shape[-1]).T @ wide)
 
 
 def _solve_at_voltage(
