@@ -119,16 +119,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.path.parent.name == "measure",
         )
     )
-    # Each of two workers begins with a half. What the faster one then takes from the end of the other's should be
+    # Each of some workers begins with a part. What the fastest one then takes from the end of another's should be
     # many quick tests: half of a file whose fixture takes long makes that fixture twice.
     parts: dict[str, list[pytest.Item]] = {"others": [], "quick": [], "left out": []}
     for item in items:
         slow = item.get_closest_marker("slow") or item.get_closest_marker("realtime")
         brief = item.path.parent.name in QUICK_FOLDERS or item.path.stem == "test_architecture"
         parts["left out" if slow else "quick" if brief else "others"].append(item)
-    others, quick, half = parts["others"], parts["quick"], len(parts["quick"]) // 2
-    place = max((len(others) + len(quick)) // 2 - half, 0)
-    items[:] = [*others[:place], *quick[:half], *others[place:], *quick[half:], *parts["left out"]]
+    count, mixed = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), list[pytest.Item]()
+    for part in range(count):
+        for kind in (parts["others"], parts["quick"]):
+            mixed += kind[len(kind) * part // count : len(kind) * (part + 1) // count]
+    items[:] = [*mixed, *parts["left out"]]
 
 
 def is_alone(item: pytest.Item | None) -> bool:
@@ -185,6 +187,12 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 @cache
 def shared_room(config: pytest.Config) -> SharedRoom:
     return SharedRoom(config._tmp_path_factory.getbasetemp().parent)  # of all workers
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Iterator[int]:
+    """Start a worker more than there are cores: some wait for a browser, a server or a command of their own."""
+    return (yield) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
