@@ -53,6 +53,7 @@ MONEY = {"price_per_h": 2}
 ROOM_AFTER_S = 0.25  # the page waits so long for the next change before it asks about memory
 SETTLE_S = 3.0  # for what attackers asked last, before a lone user's requests are timed again
 CONNECTIONS = 6  # of a browser to one server
+ANSWER_S = 60.0  # after which an answer counts as lost
 
 Times = dict[str, list[tuple[float, int]]]  # seconds and status by kind of request
 
@@ -86,8 +87,9 @@ class Client:
                 try:
                     pair = self._free.pop() if self._free and not fresh else await self._connect()
                     pair[1].write(head.encode() + b"\r\n" + body)
-                    status, answer, keep = await read_answer(pair[0])
-                except (OSError, asyncio.IncompleteReadError):
+                    async with asyncio.timeout(ANSWER_S):
+                        status, answer, keep = await read_answer(pair[0])
+                except (OSError, asyncio.IncompleteReadError):  # an OSError where no answer came in time too
                     continue
                 if keep:
                     self._free.append(pair)
