@@ -34,7 +34,8 @@ def fit_host_times(
 ) -> dict[str, float]:
     """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
 
-    Hosts differ, so steps count on hosts that ran traffic of these models too.
+    Hosts differ, so steps count on hosts that ran traffic of these models too. ``launch_same_layer``, which no traffic
+    tells, is the mean over all hosts.
 
     ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts. Times that grow
     with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
@@ -48,7 +49,8 @@ def fit_host_times(
     lines: dict[str, list[Array]] = {"schedule": [], "output": [], "launch_graph": []}  # batches above seconds
     pieces: dict[str, list[float]] = {name: [] for name in layers}
     loose: dict[str, list[float]] = {name: [] for name in layers}
-    again, admit_s, spreads, memories = [], [], [], []
+    again: dict[str, list[float]] = {}  # by host
+    admit_s, spreads, memories = [], [], []
     for run in runs:
         rows = [row for row in records.serving_steps if row["run"] == run["id"]]
         step = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0] if name != "run"}
@@ -69,7 +71,8 @@ def fit_host_times(
                 memories.append(np.corrcoef(logs[kept][1:], logs[kept][:-1])[0, 1])
         loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
     hosts, kinds = {run["card_uuid"] for run in runs}, ("decode", "prefill", "mixed")
-    steps = [row for row in records.select_kind(*kinds) if row["model"] in layers and row["card_uuid"] in hosts]
+    every = [row for row in records.select_kind(*kinds) if row["model"] in layers]
+    steps = [row for row in every if row["card_uuid"] in hosts]
     alike = [row for row in steps if row["kind"] == "decode" and row["wait_s"] < 0.003]
     batch, schedule_s, launch_s, host_s = (
         np.array([row[name] for row in alike]) for name in ("batch", "schedule_s", "launch_s", "host_s")
@@ -83,15 +86,15 @@ def fit_host_times(
     def per_layer(name: str, launches: Sequence[float]) -> float:
         return float((np.mean(launches) - found["launch_graph"]) / layers[name])
 
-    for row in steps:
+    for row in every:
         held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
         if row["kind"] != "decode" and not held_up:
             if row["tokens"] <= LARGEST_GRAPH:
-                again.append(per_layer(row["model"], [row["launch_s"]]))
-            else:
+                again.setdefault(row["card_uuid"], []).append(per_layer(row["model"], [row["launch_s"]]))
+            elif row["card_uuid"] in hosts:
                 loose[row["model"]].append(row["launch_s"])
     found["launch_layer"] = float(np.mean([per_layer(name, pieces[name]) for name in layers if pieces[name]]))
-    found["launch_same_layer"] = float(np.mean(again))
+    found["launch_same_layer"] = float(np.mean([np.mean(launches) for launches in again.values()]))
     found["launch_loose_layer"] = float(np.mean([per_layer(n, loose[n]) for n in layers if n not in experts]))
     more = [per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0 for name in layers if name in experts]
     varied = {"launch_spread": float(np.median(spreads)), "launch_memory": float(np.median(memories))}

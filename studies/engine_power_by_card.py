@@ -65,6 +65,8 @@ def main() -> None:
                 if one.held_out == held_out and row["card_uuid"] == card and power_w < CAPPED_W
             ]
             kind = "held-out" if held_out else "fitting"
+            if not ratios:
+                continue
             print(f"card {card[4:8]}: {100.0 * (np.mean(ratios) - 1.0):+.1f} % over {len(ratios)} {kind} steps")
     judge_known_cards()
 
