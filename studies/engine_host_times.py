@@ -34,8 +34,8 @@ def fit_host_times(
 ) -> dict[str, float]:
     """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not held out.
 
-    Hosts differ, so steps count on hosts that ran traffic of these models too. ``launch_same_layer``, which no traffic
-    tells, is the mean over all hosts.
+    Hosts differ, so steps count on hosts that ran traffic of these models too. ``launch_same_layer``, which no
+    traffic tells, is the mean over all hosts.
 
     ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts. Times that grow
     with the batch are straight lines by least squares, the mean of two: over all traffic steps, and over decode steps
