@@ -123,6 +123,17 @@ def test_a_few_rows_at_a_time_are_all_rows(rows: int) -> None:
     assert_allclose(predict(model, dict(zip("abcde", asked.T, strict=True))), plain, rtol=1e-9, atol=1e-9)
 
 
+def test_a_measured_row_alone_is_the_row_among_others() -> None:
+    """Its distance to its own point is what rounding leaves, and a product of one row rounded otherwise."""
+    rng = np.random.default_rng(6)
+    points = rng.normal(size=(800, 20)).astype(np.float32).astype(np.float64)
+    model = GaussianProcess(tuple(map(str, range(20))), np.ones(20), points, rng.normal(size=800), 0.3, 2.0)
+    near = np.empty(40)
+    among = model.predict_rows(points[:40], near)
+    alone = [model.predict_rows(points[i : i + 1], near[i : i + 1])[0] for i in range(40)]
+    assert_allclose(among, alone, rtol=1e-12)
+
+
 def test_many_rows_in_threads_are_few_rows_one_after_another(fitted) -> None:
     """A million distinct operators took minutes on one core; columns that are equal in many rows are left out."""
     process, columns, _ = fitted

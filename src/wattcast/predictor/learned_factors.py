@@ -27,7 +27,7 @@ from wattcast.workload.operator_base import select_operators
 _PRODUCT = 500_000  # multiplications of a product: no library gives so few to threads, which wait for one another
 _FEWEST_ROWS = 16  # of such a product, with fewer points where they are many
 _PAIRS = 2**16  # of rows and points whose distances stay in a cache
-_SQUARED_LOG = np.log2(np.e) ** 2  # scales r² so that 2^-r stands for exp(-r), which takes longer
+_LOG2_E = np.log2(np.e)  # scales coordinates so that 2^-r stands for exp(-r), which takes longer
 _MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 
 
@@ -66,10 +66,11 @@ class GaussianProcess:
         r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
         middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
         """
-        table = np.empty((len(rows), len(self.features) + 2))
-        scaled = np.multiply(rows, self.scale, out=table[:, :-2])
+        table = np.zeros((len(rows) + 1, len(self.features) + 2))  # a product of one row would round otherwise
+        scaled = np.multiply(rows, self.scale, out=table[:-1, :-2])
         scaled -= self._middle
-        np.einsum("ij,ij->i", scaled, scaled, out=table[:, -2])
+        scaled *= _LOG2_E
+        np.einsum("ij,ij->i", scaled, scaled, out=table[:-1, -2])
         table[:, -1] = 1.0
         points, weights = self._factors
         if len(rows) > _MANY_ROWS:  # what is equal in all rows adds the same to each distance to a point
@@ -77,17 +78,18 @@ class GaussianProcess:
             points, equal = points[varies], points[~varies]
             points[-1] += table[0, ~varies] @ equal
             table = table.compress(varies, axis=1)  # row by row, as products read them
-        return self.mean + _sum_decays(table, points, weights, nearest_out)
+        found, nearest = _sum_decays(table, points, weights)
+        np.divide(nearest[:-1], _LOG2_E**2, out=nearest_out)
+        return self.mean + found[:-1]
 
     @cached_property
     def _factors(self) -> tuple[Array, Array]:
         """Factors of r² for 2^-r to each point, ``(feature + 2, point)``, and what the point adds."""
         points = np.empty((len(self.features) + 2, len(self.points)))
-        np.multiply((self.points - self._middle).T, -2.0, out=points[:-2])
+        np.multiply((self.points - self._middle).T, -2.0 * _LOG2_E, out=points[:-2])
         points[-2] = 1.0
         np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
         points[-1] *= 0.25
-        points *= _SQUARED_LOG
         return points, self.variance * self.alpha
 
     @cached_property
@@ -120,17 +122,17 @@ class GaussianProcess:
         )
 
 
-def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array) -> Array:
-    """Return Σ w·2^-r of each row; ``table @ points`` are the squares of its distances r, ``(row, point)``."""
-    few = min(max(len(table), 1), max(_PRODUCT // max(points.size, 1), _FEWEST_ROWS))
+def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Array]:
+    """Return Σ w·2^-r of each row and the lowest r²; ``table @ points`` are the squares r², ``(row, point)``."""
+    few = min(len(table), max(_PRODUCT // max(points.size, 1), _FEWEST_ROWS))
     wide = len(weights) // (points.size * few // _PRODUCT + 1) + 1  # points in parts of one size
     most = few * max(_PAIRS // (few * wide), 1)
-    space, found = np.empty(min(most, len(table)) * min(wide, len(weights))), np.zeros(len(table))
-    nearest_out[:] = np.inf
+    space = np.empty(min(most, len(table)) * min(wide, len(weights)))
+    found, nearest = np.zeros(len(table)), np.full(len(table), np.inf)
     for j in range(0, len(weights), wide):  # points stay in the cache for all rows
         some, weight = points[:, j : j + wide], weights[j : j + wide]
         for i in range(0, len(table), most):
-            rows, low = table[i : i + most], nearest_out[i : i + most]
+            rows, low = table[i : i + most], nearest[i : i + most]
             square = space[: len(rows) * len(weight)].reshape(len(rows), -1)
             for k in range(0, len(rows), few):
                 np.matmul(rows[k : k + few], some, out=square[k : k + few])
@@ -139,8 +141,7 @@ def _sum_decays(table: Array, points: Array, weights: Array, nearest_out: Array)
                 np.maximum(square, 0.0, out=square)
             np.negative(np.sqrt(square, out=square), out=square)
             found[i : i + most] += np.exp2(square, out=square) @ weight
-    nearest_out /= _SQUARED_LOG
-    return found
+    return found, nearest
 
 
 # Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of two
