@@ -80,7 +80,7 @@ def open_page(browser, shared_page, server: Server):
     ):
         page = open_context(browser).new_page() if fresh or used else shared_page
         used.append(page)
-        page.goto("about:blank")
+        page.goto(server.url + "/api/health")  # loads the page anew, in the same process of the browser
         everything = {"origin": server.url, "storageTypes": "all"}
         page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", everything)
         page.set_viewport_size({"width": width, "height": height})
