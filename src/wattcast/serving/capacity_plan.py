@@ -442,11 +442,12 @@ def plan(
     )
     if max(tried.most_tokens, default=1) > MOST_TOKENS[0]:
         raise bad_value("max_batched_tokens", f"from 1 to {MOST_TOKENS[0]}", max(tried.most_tokens))
-    found = _search_options(PlanResult(demand), chips, tried)
+    tables: StepTables = {}
+    found = _search_options(PlanResult(demand), chips, tried, tables)
     for more in ({"most_tokens": FEWER_TOKENS}, {"pools": POOLS}):
         late = demand.bounds_tokens and (not found.plans or "TPOT" in found.best.failed)
         if late and not any(getattr(tried, name) for name in more):
-            found = _search_options(found, chips, replace(tried, **more))
+            found = _search_options(found, chips, replace(tried, **more), tables)
     if not found.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(found.refused))
     return found
@@ -479,11 +480,10 @@ def _parse_pools(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange) -> PlanResult:
+def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange, tables: StepTables) -> PlanResult:
     """Simulate options in the order of their bounds until none can be better than the best, those known included."""
     demand, refused, screened = known.demand, [*known.refused], known.screened
     queue: list[tuple[tuple[float, float], int, PlanOption]] = []
-    tables: StepTables = {}
     best = {made.option.key: made for made in known.plans}  # of each replica, whichever its settings
     sized: dict[Hashable, ServingPlan] = {}  # with a larger batch limit
     for chip in chips:
