@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from studies.card_levels import load_card_levels
 
 from wattcast import hardware
 from wattcast.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.fit.few_rows_fit import shift_energies
+from wattcast.fit.kernel_rows import load_kernel_rows
 from wattcast.hardware import OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction import predict_graph
@@ -72,32 +73,30 @@ def main() -> None:
 
 
 def judge_known_cards() -> None:
-    """Print errors of held-out steps on cards that ran common kernels of PyTorch, with and without what these tell.
+    """Print errors of held-out steps on cards that ran kernels of PyTorch too, before and after calibrating on these.
 
-    A card of the levels u in all and v in memory draws exp(u + v·s) times the mean card's power, where s is the
-    share of memory in the predicted power. No step of an engine has a part in u and v.
+    ``wattcast calibrate --gpu h200 --table FOLDER`` moves energies by rows with watts in this way. No step of an
+    engine has a part in it.
     """
-    gpu, levels = hardware.load_gpu("h200"), load_card_levels("h200")
-    bundle, records = bundle_for(gpu), load_engine_records("h200")
-    engines = {row["model"]: row for row in records.select_kind("engine")}
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in records.select_kind("decode"):
-        if not (row["held_out"] and row["normal_weights"] and row["card_uuid"] in levels):
-            continue
-        options = read_engine_options(engines[row["model"]])
-        sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
-        graph = build_graph(load_measured_model(row["model"]), replace(options, phase=WorkloadPhase.DECODE, **sizes))
-        prediction = predict_graph(graph, gpu, OperatingPoint(), bundle)
-        watts = {part.name: float(part.power_w) for part in prediction.modules}
-        level, power_w = levels[row["card_uuid"]], float(prediction.power_w)
-        known_w = power_w * float(np.exp(level.whole + level.memory * watts["dram"] / sum(watts.values())))
-        said = (power_w, known_w if power_w < CAPPED_W else power_w)
-        found.setdefault(row["card_uuid"], []).append(tuple(100.0 * (w / row["power_w"] - 1.0) for w in said))
+    gpu, kernels, records = hardware.load_gpu("h200"), load_kernel_rows("h200"), load_engine_records("h200")
+    mean_card, uuid = bundle_for(gpu), np.array(kernels.uuid)
+    judged = [row for row in records.select_kind("decode") if row["held_out"] and row["normal_weights"]]
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for card in dict.fromkeys(row["card_uuid"] for row in judged if row["card_uuid"] in uuid):
+        measured = kernels.select_rows((uuid == card) & kernels.is_kind("sustained"))
+        moved, own_card = shift_energies(measured, gpu, mean_card)
+        for row in (row for row in judged if row["card_uuid"] == card):
+            sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
+            options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
+            graph = build_graph(load_measured_model(row["model"]), options)
+            watts = (float(predict_graph(graph, gpu, OperatingPoint(), one).power_w) for one in (mean_card, own_card))
+            found.setdefault(card, []).append(tuple(100.0 * (w / row["power_w"] - 1.0) for w in watts))
+        plain, known = np.abs(found[card]).mean(axis=0)
+        steps = f"card {card[4:8]}, {len(found[card])} held-out steps: {plain:.1f} %"
+        told = f"calibrated on {len(measured)} kernels {known:.1f} %"
+        print(f"{steps}, {told}" + ("" if moved.levels else ", which moved nothing"))
     every = np.abs(np.concatenate([np.array(errors) for errors in found.values()])).mean(axis=0)
-    for card, errors in found.items():
-        plain, known = np.mean(errors, axis=0)
-        print(f"card {card[4:8]}, {len(errors)} held-out steps: {plain:+.1f} %, by its kernels' level {known:+.1f} %")
-    print(f"mean error on these cards: {every[0]:.1f} % for the mean card, {every[1]:.1f} % by their kernels' levels")
+    print(f"mean error on these cards: {every[0]:.1f} % for the mean card, {every[1]:.1f} % calibrated")
 
 
 if __name__ == "__main__":

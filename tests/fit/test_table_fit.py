@@ -14,13 +14,19 @@ from numpy.testing import assert_allclose
 import wattcast
 from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
+from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.fit.held_out import predict_with_bundle
+from wattcast.fit.kernel_rows import load_kernel_rows
 from wattcast.fit.table_fit import TableCalibration, calibrate_rows, predict_tables_s
-from wattcast.fit.table_rows import find_tables, held_out, read_tables
-from wattcast.hardware import load_gpu
+from wattcast.fit.table_rows import TableRows, find_tables, held_out, read_tables
+from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.calibrated import load_bundle, save_bundle
+from wattcast.predictor.prediction import predict_graph
+from wattcast.serving.host_times import load_engine_records
+from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_operators import FusedExperts
+from wattcast.workload.model_options import WorkloadPhase
 from wattcast.workload.operator_types import Linear
 
 GPU = load_gpu("l40s")
@@ -172,6 +178,28 @@ def test_wrong_tables_are_refused_with_what_was_wanted(table: Path, tmp_path: Pa
     few = write_products(tmp_path / "l40s.vllm-0.24.0.gemm.csv", 1.0, 20)
     with pytest.raises(BadInput, match="at least 40"):
         calibrate_rows(read_tables([few], GPU), GPU)
+
+
+def test_kernels_with_watts_alone_move_energies_to_the_card_that_ran_them() -> None:
+    """Cards differ: this one's memory draws less than the mean card's. The steps are of a model that no fit saw."""
+    gpu, kernels = load_gpu("h200"), load_kernel_rows("h200")
+    own = np.array(kernels.uuid) == "GPU-c82ff0d4-6a3f-eec8-e78a-04e128d8fcc9"
+    rows = kernels.select_rows(own & kernels.is_kind("sustained"))
+    none = ((),) * len(rows)
+    found = calibrate_rows(TableRows(rows, none, ("",) * len(rows), ()), gpu)
+    steps = [row for row in load_engine_records("h200").select_kind("decode") if row["card_uuid"] == rows.uuid[0]]
+    graphs = []
+    for row in steps:
+        options = replace(read_engine_options(row), batch=row["batch"], seq=round(row["context_mean"]))
+        graphs.append(build_graph(load_measured_model(row["model"]), replace(options, phase=WorkloadPhase.DECODE)))
+    measured_w = np.array([row["power_w"] for row in steps])
+    before, after = (
+        np.array([predict_graph(graph, gpu, OperatingPoint(), one).power_w for graph in graphs]) / measured_w - 1.0
+        for one in (bundle_for(gpu), found.bundle)
+    )
+    assert len(steps) >= 9
+    assert abs(after).mean() < 0.7 * abs(before).mean()
+    assert "times: as before" in found.bundle.assumptions[0]
 
 
 def test_the_command_calibrates_checks_and_refuses(call, table: Path, tmp_path: Path) -> None:

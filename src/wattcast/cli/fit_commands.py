@@ -138,7 +138,8 @@ def calibrate(
     """Adjust a GPU's forecast to measurements: of whole models (FILE), or of kernels (--table).
 
     Whole models move launch cost, efficiencies, energy scale and idle offset: as many as the rows support. Kernel
-    tables fit corrections of products, attention and experts, with one shape in five held out to judge them.
+    tables fit corrections of products, attention and experts, with one shape in five held out to judge them;
+    sustained rows (`lab kernels`) move energies to what your card draws.
 
     Example: wattcast calibrate --gpu a100-sxm mine.csv; then predict with --bundle calibrated/a100-sxm-80gb
 

@@ -19,7 +19,7 @@ from wattcast.core.errors import BadInput
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.database_fit import one_thread
-from wattcast.fit.few_rows_fit import shift_energies
+from wattcast.fit.few_rows_fit import LEAST_MOVING_ROWS, shift_energies
 from wattcast.fit.held_out import INTERVAL_LEVEL, conformal_ends, predict_with_bundle
 from wattcast.fit.kernel_fit import loaded_clock_hz, measured_ranges
 from wattcast.fit.kernel_rows import on_random_data
@@ -95,30 +95,29 @@ def check_tables(tables: Sequence[str | Path], gpu: str | Path | Gpu) -> TableCa
 
 
 def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | None = None) -> TableCalibration:
-    """Calibrate a GPU on rows that were read already."""
-    say = tell or (lambda _: None)
-    start = shipped_bundle(gpu.name) or forecast_bundle(gpu)
+    """Calibrate a GPU on rows that were read already: times by bursts, energies by watts, where there are enough."""
+    start, say = shipped_bundle(gpu.name) or forecast_bundle(gpu), tell or (lambda _: None)
     away = held_out(table.rows.ops)
     usable = table.rows.is_kind("burst") & on_random_data(table.rows) & table.rows.fit
-    if (usable & ~away).sum() < LEAST_ROWS:
-        raise BadInput(
-            f"{int(usable.sum())} burst rows of the {gpu.name}: at least {LEAST_ROWS} of shapes that are not held "
-            "out are needed. Give more tables, or calibrate on whole models: `wattcast calibrate FILE`."
-        )
-    say(f"{int((usable & ~away).sum())} rows to fit, {int((usable & away).sum())} held out")
-    with one_thread():
-        bundle = fit_table_latency(table.select_rows(usable & ~away), gpu, start)
     powered = np.isfinite(table.rows.column("power_w")) & table.rows.is_kind("sustained") & ~away
+    is_timed = (fitted := int((usable & ~away).sum())) >= LEAST_ROWS
+    if not is_timed and powered.sum() < LEAST_MOVING_ROWS:
+        raise BadInput(
+            f"{usable.sum()} burst rows of the {gpu.name} and {powered.sum()} sustained ones with watts: at least "
+            f"{LEAST_ROWS} of the first or {LEAST_MOVING_ROWS} of the second are needed, of shapes that are not held "
+            "out. Give more tables, or calibrate on whole models: `wattcast calibrate FILE`."
+        )
+    judged = table.select_rows(usable & away & is_timed)
+    bundle, note = start, "times: as before"
+    if is_timed:
+        say(f"{fitted} rows to fit, {len(judged.rows)} held out")
+        with one_thread():
+            bundle = fit_table_latency(table.select_rows(usable & ~away), gpu, start)
+        assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
+        families = ", ".join(bundle.learned.own.time)
+        note = f"{fitted} bursts of {families} fitted on the forecast, {len(judged.rows)} of other shapes held out"
     bundle, power_note = _fit_power(table.select_rows(powered), gpu, bundle)
-    judged = table.select_rows(usable & away)
-    errors = judge_tables(judged, gpu, start, bundle)
-    assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
-    families = tuple(bundle.learned.own.time)
-    note = (
-        f"{int((usable & ~away).sum())} bursts of {', '.join(families)} fitted on the forecast, "
-        f"{int((usable & away).sum())} of other shapes held out; {power_note}; "
-        "V(f), idle power and other families: forecast"
-    )
+    note += f"; {power_note}; V(f), idle power and other families: forecast"
     bundle = replace(
         bundle,
         status=FitStatus.CALIBRATED,
@@ -126,7 +125,8 @@ def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | Non
         residuals={**bundle.residuals, **_interval_ends(judged, gpu, bundle)},
         assumptions=(f"calibrated: {note}", *(a for a in start.assumptions if not a.startswith("forecast:"))),
     )
-    return TableCalibration(bundle, errors, int((usable & ~away).sum()), int((usable & away).sum()), table.notes)
+    counts = fitted if is_timed else 0, len(judged.rows)
+    return TableCalibration(bundle, judge_tables(judged, gpu, start, bundle), *counts, table.notes)
 
 
 def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
@@ -216,9 +216,8 @@ def _fit_power(table: TableRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, str]
     found, moved = shift_energies(few.rows, gpu, bundle)
     if not found.levels:
         return moved, f"energies: forecast ({len(few.rows)} rows of watts did not move them)"
-    return moved, (
-        f"energies moved by {len(few.rows)} rows of watts ({found.forecast:.1f} to {found.held_out:.1f} % held out)"
-    )
+    gain = f"{found.forecast:.1f} to {found.held_out:.1f} % held out"
+    return moved, f"energies moved by {len(few.rows)} rows of watts ({gain})"
 
 
 def _interval_ends(table: TableRows, gpu: Gpu, bundle: Bundle) -> dict[str, ResidualEnds]:
