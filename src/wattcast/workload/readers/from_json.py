@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from functools import cache, lru_cache
-from itertools import groupby
-from operator import attrgetter
+from functools import cache, lru_cache, reduce
+from itertools import chain, groupby
+from operator import or_
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,7 +27,6 @@ from wattcast.workload.operator_base import (
     MANY_OPS,
     Operator,
     OperatorColumns,
-    OperatorRecords,
     check_size,
     load_functions,
     registered_operators,
@@ -130,51 +129,54 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
 
 def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequence[Any]:
     """Return the operator of each entry, or None for a block; many operators in columns."""
-    raws = list(map(bytes, entries))
-    try:
-        return _decode_entries(raws)
-    except (BadInput, OverflowError) as error:  # the latter of a column, for a size that no float holds
-        if len(raws) == 1:
-            raise type(error)(f"{where}[{first}]: {error}") from None
-        half = len(raws) // 2  # say which is the first wrong one
-        _parse_entries(raws[:half], where, first)
-        _parse_entries(raws[half:], where, first + half)
-        raise
+    raws, place = index_distinct(map(bytes, entries))
+    if len(entries) >= MANY_OPS:
+        try:
+            columns = _stack_entries(raws)
+            return columns if len(raws) == len(entries) else columns.select_rows(place)
+        except (BadInput, OverflowError):  # a block, a wrong entry, or a size that no float holds
+            half = len(entries) // 2
+            halves = (entries[:half], first), (entries[half:], first + half)
+            return tuple(chain.from_iterable([_parse_entries(some, where, at) for some, at in halves]))
+    ops = []
+    for raw in raws:
+        try:
+            ops.append(_decode_entry(raw))
+        except BadInput as error:
+            raise type(error)(f"{where}[{first + np.argmax(place == len(ops))}]: {error}") from None
+    return tuple(map(ops.__getitem__, place.tolist()))
 
 
-def _decode_entries(raws: Sequence[bytes]) -> Sequence[Any]:
-    """Return the operator of each entry, or None for a block; those of one name are decoded together."""
-    distinct, place = index_distinct(raws)
-    heads, at = index_distinct(map(attrgetter("op", "repeat"), _decode_together(distinct, _EntryHead, "op")))
-    parts: list[OperatorRecords] = []
-    for (name, repeat), rows in zip(heads, split_rows(at, len(heads)), strict=True):
-        if name is not None or repeat is None:
-            cls = _find_class(name)
-            some = [distinct[i] for i in rows.tolist()]
-            parts.append((rows, cls, _decode_together(some, operator_struct(cls), str(name))))
-    if len(raws) >= MANY_OPS and len(parts) == len(heads):
-        columns = OperatorColumns.from_records(parts, _make_operator)
-        for op in columns.stack_forms():
-            op.__post_init__()
-            check_size(op)
-        return columns if len(distinct) == len(raws) else columns.select_rows(place)
-    ops = np.full(len(distinct), None)
-    for rows, cls, records in parts:
-        ops[rows] = [_make_operator(cls, record) for record in records]
-    return tuple(ops.take(place).tolist())
+def _decode_entry(raw: bytes) -> Operator | None:
+    head = decode_json(raw, _EntryHead, "op")
+    cls = None if head.op is None and head.repeat is not None else _find_class(head.op)
+    return cls and _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op)))
 
 
-def _decode_together(raws: Sequence[bytes], kind: Any, where: str) -> list[Any]:
-    if len(raws) == 1:
-        return [decode_json(raws[0], kind, where)]
-    return decode_json(b"[" + b",".join(raws) + b"]", list[kind], where)
+def _stack_entries(raws: Sequence[bytes]) -> OperatorColumns:
+    """Return many operators in columns; all are decoded at once, each by the name that stands in it."""
+    classes = {operator_struct(cls, name): cls for name in _operator_names() for cls in [_find_class(name)]}
+    any_of: Any = reduce(or_, classes)
+    records = decode_json(b"[" + b",".join(raws) + b"]", list[any_of], "ops")
+    kinds, at = index_distinct(map(type, records))
+    rows_of = zip(kinds, split_rows(at, len(kinds)), strict=True)
+    parts = [(rows, classes[kind], [records[i] for i in rows.tolist()]) for kind, rows in rows_of]
+    columns = OperatorColumns.from_records(parts, _make_operator)
+    for op in columns.stack_forms():
+        op.__post_init__()
+        check_size(op)
+    return columns
+
+
+def _operator_names() -> list[str]:
+    return [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
 
 
 def _find_class(name: str | None) -> Any:
     """Return the class of an operator by its name in workload JSON."""
     cls: Any = Elementwise if name in load_functions() else registered_operators().get(name or "")
     if cls is None or name == Elementwise.kind:
-        known = [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
+        known = _operator_names()
         if name is None:
             raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(known)}.")
         raise unknown_name("operator", name, known, f"Known: {', '.join(known)}.")
@@ -184,8 +186,7 @@ def _find_class(name: str | None) -> Any:
 def _make_operator(cls: type[Operator], given: msgspec.Struct) -> Operator:
     """Return an operator with the fields of its ``operator_struct``, checked as its class checks them."""
     op = object.__new__(cls)
-    op.__dict__.update(msgspec.structs.asdict(given))
-    op.__dict__.pop("op", None)  # which an elementwise operator calls its function
+    op.__dict__.update((item.name, getattr(given, item.name)) for item in fields(cls))
     op.__post_init__()
     if any(type(size) is int and size >= _LARGE for size in op.__dict__.values()):
         check_size(op)  # so that the place in the file is said; all are checked when their kernels are counted
@@ -193,17 +194,16 @@ def _make_operator(cls: type[Operator], given: msgspec.Struct) -> Operator:
 
 
 @cache
-def operator_struct(cls: type[Operator]) -> type[msgspec.Struct]:
-    """Return a strict reader with the fields of an operator, made from its dataclass so the two cannot drift."""
+def operator_struct(cls: type[Operator], name: str = "") -> type[msgspec.Struct]:
+    """Return a strict reader made from an operator's dataclass; with a name, it reads those of that name alone."""
     hints = get_type_hints(cls)
-    wanted: list[Any] = [] if "op" in cls.json_names.values() else [("op", str)]
-    optional: list[Any] = []
-    for item in fields(cls):
-        if item.default is MISSING:
-            wanted.append((item.name, hints[item.name]))
-        else:
-            optional.append((item.name, hints[item.name], item.default))
-    return msgspec.defstruct(cls.__name__, wanted + optional, forbid_unknown_fields=True, rename=cls.json_names)
+    named = {item: name for item, word in cls.json_names.items() if word == "op"}  # an elementwise function
+    listed: list[Any] = [(item.name, hints[item.name], item.default) for item in fields(cls)]
+    listed = [one[:2] if one[2] is MISSING else one for one in listed if not name or one[0] not in named]
+    told: list[Any] = [] if name or named else [("op", str)]
+    tag: dict[str, Any] = {"tag_field": "op", "tag": name, "namespace": named} if name else {}
+    told += sorted(listed, key=len)  # those without a default first
+    return msgspec.defstruct(cls.__name__, told, forbid_unknown_fields=True, rename=cls.json_names, **tag)
 
 
 def _parse_energaizer(data: bytes, where: str) -> Graph:
