@@ -137,7 +137,7 @@ def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Arr
             for k in range(0, len(rows), few):
                 np.matmul(rows[k : k + few], some, out=square[k : k + few])
             np.minimum(low, np.minimum.reduce(square, axis=1), out=low)
-            if low.min() < 0.0:
+            if np.minimum.reduce(low) < 0.0:
                 np.maximum(square, 0.0, out=square)
             np.negative(np.sqrt(square, out=square), out=square)
             found[i : i + most] += np.exp2(square, out=square) @ weight
