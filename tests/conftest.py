@@ -110,12 +110,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} would run nowhere: name its file in REALTIME_FILES.")
     # Mypy takes a minute: not when others have ended. Who wants to be alone begins, while nobody has to end first.
     # Then come folders whose fixtures take long: a worker that took some of their tests from another one at the end
-    # would start a server and a browser, or a campaign, of its own. What runs PyTorch's models stands together.
+    # would start a server, a campaign or notebooks of its own. What runs PyTorch's models stands together.
     items.sort(
         key=lambda item: (
             item.name != "test_style_and_types[mypy]",
             not is_alone(item),
-            item.path.parent.name not in ("web", "microbench"),
+            item.path.parent.name not in ("web", "microbench", "docs"),
             item.path.parent.name == "measure",
         )
     )
