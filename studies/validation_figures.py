@@ -234,7 +234,7 @@ def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
 def _simpler(gpu: str, count: int) -> tuple[Array, Array]:
     """Return the latency of the same rows from the ideal scaffold and from the regression."""
     rows = kernel_rows.load_kernel_rows(gpu)
-    test = rows.is_kind("burst") & rows.fit & (rows.repeat == 0) & on_random_data(rows)
+    test = rows.to_judge() & rows.is_kind("burst") & on_random_data(rows)
     assert int(test.sum()) == count, "held-out rows are those of the database"
     bundle = shipped_bundle(gpu)
     assert bundle is not None
