@@ -24,7 +24,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import Provenance
+from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.calibration import describe_moved
 from wattcast.fit.held_out import (
     HeldOutRows,
@@ -167,8 +167,12 @@ def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) 
 
 
 def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[MovedQuantity, Bundle]:
-    """Move the energies of a bundle by sustained rows as far as they support."""
-    return _best_levels(_take_sustained(rows), gpu, bundle, ENERGY_LEVELS, _shift_power, _power_log_ratio)
+    """Move the energies of a bundle by sustained rows as far as they support.
+
+    A bundle fitted to other cards of this name moves at all levels: they differ, and no error falls at the limit.
+    """
+    least = -np.inf if bundle.status is FitStatus.MEASURED else GAIN_ERRORS
+    return _best_levels(_take_sustained(rows), gpu, bundle, ENERGY_LEVELS, _shift_power, _power_log_ratio, least)
 
 
 def _take_bursts(rows: KernelRows) -> KernelRows:
@@ -189,6 +193,7 @@ def _best_levels(
     sets: Sequence[tuple[str, ...]],
     move: Callable[[KernelRows, Gpu, Bundle, tuple[str, ...]], Bundle],
     log_ratio: Callable[[KernelRows, Gpu, Bundle], Array],
+    least: float = GAIN_ERRORS,
 ) -> tuple[MovedQuantity, Bundle]:
     """Choose levels that lower the held-out error, each further level by some standard errors [Breiman1984]."""
     fold = assign_folds(rows, min(LEVEL_FOLDS, len(rows))) if len(rows) else np.zeros(0, dtype=np.int64)
@@ -199,7 +204,7 @@ def _best_levels(
         for k in np.unique(fold):
             made = move(rows.select_rows(fold != k), gpu, bundle, levels)
             tried[levels][fold == k] = log_ratio(rows.select_rows(fold == k), gpu, made)
-        if levels and lowers_error(tried[best], tried[levels], GAIN_ERRORS):
+        if levels and lowers_error(tried[best], tried[levels], least):
             best = levels
     means = (float(percent_errors(r).mean()) if r.size else float("nan") for r in (tried[()], tried[best]))
     return MovedQuantity(best, *means), move(rows, gpu, bundle, best)
@@ -358,10 +363,8 @@ def fit_few_rows(
     if not all(one < other for one, other in zip(own, errors, strict=True)):
         return bundle, held
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
-    near = fit_nearness(alone)
-    found_alone = build_bundle(
-        fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu)), rows, gpu, fit_interval_ends(alone, near=near), note
-    )
+    near, fitted = fit_nearness(alone), fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
+    found_alone = build_bundle(fitted, rows, gpu, fit_interval_ends(alone, near=near), note)
     return replace(found_alone, widening=default_widening().with_nearness(near)), alone
 
 
@@ -395,12 +398,9 @@ def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:
 
 
 def _build_moved_bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
-    moved = {
-        quantity: " and ".join(what.levels) or "nothing"
-        for quantity, what in (("time", found.latency), ("energy", found.power))
-    }
+    by_time, by_energy = (" and ".join(what.levels) or "nothing" for what in (found.latency, found.power))
     note = (
-        f"{len(rows)} rows moved the forecast: time by {moved['time']}, energy by {moved['energy']}; "
+        f"{len(rows)} rows moved the forecast: time by {by_time}, energy by {by_energy}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
     typical = []  # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them

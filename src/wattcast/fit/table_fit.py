@@ -202,9 +202,8 @@ def describe_work(op: Operator) -> str:
         return f"experts {op.weights}" + (f" by {op.scales}" if op.scales != "none" else "")
     if isinstance(op, engine_operators.WeightOnlyProduct):
         return f"products with {op.weights} weights"
-    scales = (
-        f" by {op.scales}" if isinstance(op, (engine_operators.ScaledProduct, engine_operators.BlockProduct)) else ""
-    )
+    scaled = (engine_operators.ScaledProduct, engine_operators.BlockProduct)
+    scales = f" by {op.scales}" if isinstance(op, scaled) else ""
     return f"{'products' if op.family == 'gemm' else op.kind} {op.dtype}{scales}"
 
 
