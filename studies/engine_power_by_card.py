@@ -2,7 +2,8 @@
 
 Run: ``python -m studies.engine_power_by_card``. For held-out models it prints the error as predicted, with the die's
 temperature, with the card's factor from the other models measured on the same card, and with both; then how far
-predictions below the limit are above what each card drew, for held-out and for fitting models. A card at T draws
+predictions below the limit are above what each card drew, for held-out and for fitting models; then the errors with
+the card's make of memory known, and calibrated on the card's own kernels. A card at T draws
 ``W_PER_C``·(T - ``AT_ZERO_C`` - ``C_PER_W``·P) more. The last two are the line that sustained rows of the H200's
 kernels follow, and the first comes from kernels measured on one or several cards at different temperatures, with an
 offset and a gain for every card (1.6 +- 0.3 W/C).
@@ -10,16 +11,20 @@ offset and a gain for every card (1.6 +- 0.3 W/C).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from studies.card_levels import load_card_levels
 
 from wattcast import hardware
 from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.fit.few_rows_fit import shift_energies
 from wattcast.fit.kernel_rows import load_kernel_rows
-from wattcast.hardware import OperatingPoint
-from wattcast.predictor.bundle import bundle_for
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.predictor.bundle import Bundle, bundle_for
+from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.host_times import load_engine_records
 from wattcast.validate.model_checks import compare_serving
@@ -69,7 +74,45 @@ def main() -> None:
             if not ratios:
                 continue
             print(f"card {card[4:8]}: {100.0 * (np.mean(ratios) - 1.0):+.1f} % over {len(ratios)} {kind} steps")
+    judge_known_makes()
     judge_known_cards()
+
+
+def judge_known_makes() -> None:
+    """Print errors of held-out steps for the mean card, and with the factor of the card's make of memory.
+
+    The factor (``wattcast predict --factor dram_energy=FACTOR``) is the mean of cards of that make that ran no
+    held-out engine. A card's make is the side on which its own kernels of PyTorch lie.
+    """
+    gpu, levels = hardware.load_gpu("h200"), load_card_levels("h200")
+    mean_card, judged = bundle_for(gpu), [row for row in select_judged_steps() if row["card_uuid"] in levels]
+    ran = {row["card_uuid"] for row in judged}
+    found = []
+    for name, lean in (("lean", True), ("hungry", False)):
+        others = [one.memory for card, one in levels.items() if (one.memory < 0.0) == lean and card not in ran]
+        factor = float(np.exp(np.mean(others)))
+        told = apply_factors(mean_card, {"dram_energy": factor})
+        print(f"{name} memory: dram_energy={factor:.2f}, from {len(others)} cards without held-out engines")
+        own = [row for row in judged if (levels[row["card_uuid"]].memory < 0.0) == lean]
+        found += [compute_power_errors(row, gpu, (mean_card, told)) for row in own]
+    plain, known = np.abs(found).mean(axis=0)
+    cards = f"{len(found)} held-out steps on {len(ran)} cards"
+    print(f"{cards}: {plain:.1f} % for the mean card, {known:.1f} % with the factor of their make")
+
+
+def select_judged_steps() -> list[Mapping[str, Any]]:
+    """Select decode steps of held-out models on normal weights."""
+    decode = load_engine_records("h200").select_kind("decode")
+    return [row for row in decode if row["held_out"] and row["normal_weights"]]
+
+
+def compute_power_errors(row: Mapping[str, Any], gpu: Gpu, bundles: Iterable[Bundle]) -> list[float]:
+    """Compute errors of a step's predicted power in percent, one a bundle."""
+    sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
+    options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
+    graph = build_graph(load_measured_model(row["model"]), options)
+    watts = (float(predict_graph(graph, gpu, OperatingPoint(), bundle).power_w) for bundle in bundles)
+    return [100.0 * (w / row["power_w"] - 1.0) for w in watts]
 
 
 def judge_known_cards() -> None:
@@ -78,19 +121,14 @@ def judge_known_cards() -> None:
     ``wattcast calibrate --gpu h200 --table FOLDER`` moves energies by rows with watts in this way. No step of an
     engine has a part in it.
     """
-    gpu, kernels, records = hardware.load_gpu("h200"), load_kernel_rows("h200"), load_engine_records("h200")
+    gpu, kernels, judged = hardware.load_gpu("h200"), load_kernel_rows("h200"), select_judged_steps()
     mean_card, uuid = bundle_for(gpu), np.array(kernels.uuid)
-    judged = [row for row in records.select_kind("decode") if row["held_out"] and row["normal_weights"]]
-    found: dict[str, list[tuple[float, ...]]] = {}
+    found: dict[str, list[list[float]]] = {}
     for card in dict.fromkeys(row["card_uuid"] for row in judged if row["card_uuid"] in uuid):
         measured = kernels.select_rows((uuid == card) & kernels.is_kind("sustained"))
         moved, own_card = shift_energies(measured, gpu, mean_card)
-        for row in (row for row in judged if row["card_uuid"] == card):
-            sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
-            options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
-            graph = build_graph(load_measured_model(row["model"]), options)
-            watts = (float(predict_graph(graph, gpu, OperatingPoint(), one).power_w) for one in (mean_card, own_card))
-            found.setdefault(card, []).append(tuple(100.0 * (w / row["power_w"] - 1.0) for w in watts))
+        on_card = (row for row in judged if row["card_uuid"] == card)
+        found[card] = [compute_power_errors(row, gpu, (mean_card, own_card)) for row in on_card]
         plain, known = np.abs(found[card]).mean(axis=0)
         steps = f"card {card[4:8]}, {len(found[card])} held-out steps: {plain:.1f} %"
         told = f"calibrated on {len(measured)} kernels {known:.1f} %"

@@ -51,6 +51,7 @@ class RunInfo:
     card_name: str = ""
     card_uuid: str = ""
     card_serial: str = ""
+    card_board: str = ""  # part number
     driver: str = ""
     cuda: str = ""
     torch: str = ""

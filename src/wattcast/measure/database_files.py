@@ -26,7 +26,7 @@ from wattcast.measure.campaigns.nsight_counters import read_counter_table
 CYCLE_TICKS = 10  # of the energy counter, that a cycle of the governor takes
 LEAST_PHASES = 6
 PACK_WAIT_S = 300.0  # for others that write to the same database
-_CARD: tuple[str, ...] = ("card_name", "card_uuid", "card_serial", "driver", "cuda", "torch", "cublas", "cudnn")
+_CARD = ("card_name", "card_uuid", "card_serial", "card_board", "driver", "cuda", "torch", "cublas", "cudnn")
 _CARD += ("power_limit_w", "wattcast")
 
 

@@ -34,6 +34,7 @@ class DeviceIdentity:
     name: str
     uuid: str = ""
     serial: str = ""
+    board: str = ""  # part number; cards of one name differ in what their memory draws
     driver: str = ""
     library: str = ""
     power_limit_w: float | None = None
@@ -129,6 +130,7 @@ class NvmlSource:
             name,
             uuid=decode_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
             serial=decode_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
+            board=decode_text(self._or("", pynvml.nvmlDeviceGetBoardPartNumber, self._handle)),
             driver=decode_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
             library=decode_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
             power_limit_w=self._or(None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3),
@@ -213,13 +215,12 @@ class AmdSource:
             asic = amdsmi.amdsmi_get_gpu_asic_info(self._handle)
         except amdsmi.AmdSmiException as error:
             raise MissingTool(f"amdsmi answers {error}.") from None
+        driver = self._or({}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle))
         return DeviceIdentity(
             str(asic.get("market_name", "AMD GPU")),
             uuid=str(self._or("", lambda: amdsmi.amdsmi_get_gpu_device_uuid(self._handle))),
             serial=str(asic.get("asic_serial", "")),
-            driver=str(
-                self._or({}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle)).get("driver_version", "")
-            ),
+            driver=str(driver.get("driver_version", "")),
         )
 
     def energy_j(self) -> float:

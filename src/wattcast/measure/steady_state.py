@@ -241,6 +241,7 @@ def make_run_info(run: str, identity: DeviceIdentity, *, sm_count: int, l2_byte:
         card_name=identity.name,
         card_uuid=identity.uuid,
         card_serial=identity.serial,
+        card_board=identity.board,
         driver=identity.driver,
         nvml=identity.library,
         wattcast=__version__,
@@ -273,13 +274,10 @@ def _cublas_version() -> str:
 
     for name in ("libcublas.so.13", "libcublas.so.12", "libcublas.so"):
         with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(name)
-            values = []
-            for item in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
-                number = ctypes.c_int()
+            library, parts = ctypes.CDLL(name), [ctypes.c_int() for _ in range(3)]
+            for item, number in enumerate(parts):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
                 library.cublasGetProperty(item, ctypes.byref(number))
-                values.append(str(number.value))
-            return ".".join(values)
+            return ".".join(str(number.value) for number in parts)
     return ""
 
 
