@@ -26,8 +26,8 @@ from wattcast.measure.campaigns.nsight_counters import read_counter_table
 CYCLE_TICKS = 10  # of the energy counter, that a cycle of the governor takes
 LEAST_PHASES = 6
 PACK_WAIT_S = 300.0  # for others that write to the same database
-_CARD = ("card_name", "card_uuid", "card_serial", "card_board", "driver", "cuda", "torch", "cublas", "cudnn")
-_CARD += ("power_limit_w", "wattcast")
+_CARD: tuple[str, ...] = ("card_name", "card_uuid", "card_serial", "card_board", "driver", "cuda", "torch", "cublas")
+_CARD += ("cudnn", "power_limit_w", "wattcast")
 
 
 def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
