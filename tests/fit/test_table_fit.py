@@ -209,6 +209,8 @@ def test_kernels_with_watts_alone_move_energies_to_the_card_that_ran_them(card: 
     assert len(steps) >= 9
     assert abs(after).mean() < 0.7 * abs(before).mean()
     assert "times: as before" in found.bundle.assumptions[0]
+    assert found.bundle.status == "measured"  # the GPU still is: only the card's own level has moved
+    assert "forecast" not in found.bundle.assumptions[0]
 
 
 def test_the_command_calibrates_checks_and_refuses(call, table: Path, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
     from wattcast.report.text_tables import print_notes, print_rows
 
     heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
-    console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading}")
+    console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading} of latency")
     columns = {"what": "mean error", "engine": "engine", "band": "latency", "rows": "rows", "forecast": "forecast"}
     percent = ({name: f"{getattr(e, name):.1f} %" for name in ("forecast", "calibrated")} for e in found.errors)
     rows = [vars(e) | said for e, said in zip(found.errors, percent, strict=True)]

@@ -99,13 +99,13 @@ def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | Non
     start, say = shipped_bundle(gpu.name) or forecast_bundle(gpu), tell or (lambda _: None)
     away = held_out(table.rows.ops)
     usable = table.rows.is_kind("burst") & on_random_data(table.rows) & table.rows.fit
-    powered = np.isfinite(table.rows.column("power_w")) & table.rows.is_kind("sustained") & ~away
     is_timed = (fitted := int((usable & ~away).sum())) >= LEAST_ROWS
+    powered = np.isfinite(table.rows.column("power_w")) & table.rows.is_kind("sustained") & (~away | (not is_timed))
     if not is_timed and powered.sum() < LEAST_MOVING_ROWS:
         raise BadInput(
             f"{usable.sum()} burst rows of the {gpu.name} and {powered.sum()} sustained ones with watts: at least "
-            f"{LEAST_ROWS} of the first or {LEAST_MOVING_ROWS} of the second are needed, of shapes that are not held "
-            "out. Give more tables, or calibrate on whole models: `wattcast calibrate FILE`."
+            f"{LEAST_ROWS} of the first, of shapes that are not held out, or {LEAST_MOVING_ROWS} of the second are "
+            "needed. Give more tables, or calibrate on whole models: `wattcast calibrate FILE`."
         )
     judged = table.select_rows(usable & away & is_timed)
     bundle, note = start, "times: as before"
@@ -117,10 +117,11 @@ def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | Non
         families = ", ".join(bundle.learned.own.time)
         note = f"{fitted} bursts of {families} fitted on the forecast, {len(judged.rows)} of other shapes held out"
     bundle, power_note = _fit_power(table.select_rows(powered), gpu, bundle)
-    note += f"; {power_note}; V(f), idle power and other families: forecast"
+    is_own = start.status is FitStatus.MEASURED and not is_timed  # a card of a measured GPU, whose watts alone moved
+    note += f"; {power_note}" + ("" if is_own else "; V(f), idle power and other families: forecast")
     bundle = replace(
         bundle,
-        status=FitStatus.CALIBRATED,
+        status=FitStatus.MEASURED if is_own else FitStatus.CALIBRATED,
         provenance=Provenance(f"kernel tables: {table.rows.source}", device=table.rows.card or gpu.name, note=note),
         residuals={**bundle.residuals, **_interval_ends(judged, gpu, bundle)},
         assumptions=(f"calibrated: {note}", *(a for a in start.assumptions if not a.startswith("forecast:"))),
