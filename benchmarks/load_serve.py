@@ -201,7 +201,8 @@ async def drip(port: int, number: int) -> None:
                     writer.write(b"X-More: 1\r\n")
                     await writer.drain()
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(reader.read(1), 0.5)
+                        async with asyncio.timeout(0.5):  # wait_for of Python 3.11 may lose a cancellation
+                            await reader.read(1)
         await asyncio.sleep(0.5)
 
 
