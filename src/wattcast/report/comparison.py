@@ -180,28 +180,26 @@ class RunComparison:
 
 def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     """Split what changed from run ``a`` to run ``b`` into contributions."""
-    notes = [*a.notes, *b.notes]
+    notes, whole = [*a.notes, *b.notes], _split_latency(a, b)
+    joules = split_difference(a.energy_j, b.energy_j, {**whole, POWER: b.power_w / a.power_w})
+    watts = {POWER: b.power_w - a.power_w}
     if not (a.parts and b.parts):  # clock, cycles and power, where a run knows nothing below its totals
         which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
         notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
-        latency, watts = (
-            split_difference(a.latency_s, b.latency_s, _split_latency(a, b)),
-            {POWER: b.power_w - a.power_w},
-        )
-        return RunComparison(a, b, (), latency, _whole_energy(a, b), watts, *_compare_modules(a, b), tuple(notes))
+        latency = split_difference(a.latency_s, b.latency_s, whole)
+        return RunComparison(a, b, (), latency, joules, watts, *_compare_modules(a, b), tuple(notes))
     if a.measured or b.measured:
         a, b = group_by_family(a), group_by_family(b)
         notes.append("a measured side knows families of kernels, not operators: both are added up by family")
     energy = a.has_energy and b.has_energy
     pairs = tuple(_compare_parts(a, b, left, right, energy) for left, right in _match_parts(a.parts, b.parts))
-    if not energy:
-        notes.append("no energy of kernels was measured: energy and power are split as a whole")
-    gaps_w = b.gap_j / b.latency_s - a.gap_j / a.latency_s
     latency = sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
-    joules, watts = _whole_energy(a, b), {POWER: b.power_w - a.power_w}
     if energy:
         joules = sum_terms([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
+        gaps_w = b.gap_j / b.latency_s - a.gap_j / a.latency_s
         watts = sum_terms([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
+    else:
+        notes.append("no energy of kernels was measured: energy and power are split as a whole")
     return RunComparison(a, b, pairs, latency, joules, watts, *_compare_modules(a, b), tuple(notes))
 
 
@@ -209,10 +207,6 @@ def sum_terms(terms: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Add up terms of the same name."""
     names = dict.fromkeys(name for each in terms for name in each)
     return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
-
-
-def _whole_energy(a: RunSummary, b: RunSummary) -> dict[str, float]:
-    return split_difference(a.energy_j, b.energy_j, {**_split_latency(a, b), POWER: b.power_w / a.power_w})
 
 
 def _split_latency(a: RunSummary, b: RunSummary) -> dict[str, float]:
