@@ -229,15 +229,10 @@ def _find_row_place(name: str, gpu: str) -> tuple[str | None, str]:
 
 
 def _profile_of(name: str, row: ModelRow, gpu: str) -> dict[str, Any] | None:
-    database, _ = _find_row_place(name, gpu)
-    folder = Path(database or "")
-    folder = (
-        folder
-        if folder.is_dir()
-        else folder.parent
-        if folder.is_file()
-        else measured_rows.database_folder(str(database))
-    )
+    database = str(_find_row_place(name, gpu)[0])
+    folder = Path(database)
+    if not folder.is_dir():
+        folder = folder.parent if folder.is_file() else measured_rows.database_folder(database)
     found: Iterable[dict[str, Any]] = ()
     if (folder / measured_rows.MODEL_KERNELS_FILE).exists():
         found = measured_rows.read_table(folder / measured_rows.MODEL_KERNELS_FILE)
