@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,13 +114,7 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
     ends = np.array(result.relative_interval)
     hours, hours_span = span_numbers(result.hours, result.hours * ends)
     digits = count_digits(result.hours, *(result.hours * ends))
-
-    def show(value: float, unit: str) -> str:
-        return units.show(value, unit, digits)
-
-    def number(value: float) -> str:
-        return round_number(value, digits)
-
+    show, number = partial(units.show, digits=digits), partial(round_number, digits=digits)
     pue = "" if result.prices.pue == 1.0 else f" and a PUE of {result.prices.pue:g}"
     with_hosts = f"{number(result.site_energy_kwh)} kWh with hosts{pue}"
     each_token = f"{number(found['energy_j_per_token'])} J/token"
