@@ -8,7 +8,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,13 +22,6 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import find_governed_point
 from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
 from wattcast.workload.graph import Graph, count_operators
-
-
-def hash_value(value: Any) -> str:
-    """Hash everything that decides results; equal values have equal hashes in every process."""
-    hashed = hashlib.sha256()
-    _feed_hash(hashed, value)
-    return hashed.hexdigest()
 
 
 def pack_value(value: Any) -> bytes:
@@ -51,11 +44,7 @@ class _Pickler(pickle.Pickler):
         """Return how to make a value again; ``NotImplemented`` pickles it as usual."""
         if not is_dataclass(value) or isinstance(value, type):
             return NotImplemented
-        return _make_again, (type(value), _list_deciding_fields(value))
-
-
-def _make_again(kind: type, given: dict[str, Any]) -> Any:
-    return kind(**given)
+        return partial(type(value), **_list_deciding_fields(value)), ()
 
 
 def _list_deciding_fields(value: Any) -> dict[str, Any]:
@@ -104,8 +93,10 @@ class Study:
     constraints: tuple[Constraint, ...] = ()
 
     def digest(self) -> str:
-        """Return a hash; studies with equal hashes have equal results."""
-        return hash_value(self)
+        """Hash everything that decides results; equal studies have equal hashes in every process."""
+        hashed = hashlib.sha256()
+        _feed_hash(hashed, self)
+        return hashed.hexdigest()
 
     def __reduce__(self) -> tuple[Callable[[bytes], Study], tuple[bytes]]:
         return unpack_value, (self._packed,)
