@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ LONGEST_S = 3600.0  # of one stream
 PERIOD_S = 0.2
 CLOCK_EVERY_S = 0.05
 WINDOW_S = 20.0  # of samples from which the counter's steps are told
+PointStream = AsyncGenerator[list[dict[str, float]], None]
 
 
 class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class Feed(Protocol):
         """What it shows."""
         ...
 
-    def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
+    def stream(self, speed: float) -> PointStream:
         """Points as they come, at times none: time_s, and power_w with energy_j, or clock_hz."""
         ...
 
@@ -88,7 +89,7 @@ class ReplayFeed:
     about: FeedInfo
     found: list[dict[str, float]] = field(repr=False)
 
-    async def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
+    async def stream(self, speed: float) -> PointStream:
         """The points, each no earlier than its time."""
         at, now_s = 0, 0.0
         while at < len(self.found):
@@ -104,14 +105,14 @@ class ReplayFeed:
 class CardFeed:
     """Samples the GPU of this machine in a process of its own while there are watchers."""
 
-    def __init__(self, source: str = "auto", index: int = 0, title: str = "this machine") -> None:
+    def __init__(self, index: int, title: str) -> None:
         self.about = FeedInfo(title, recorded=False)
-        self._wanted = source, index
+        self._index = index
         self._sampler: Sampler | None = None
         self._watchers = 0
         self._starting = asyncio.Lock()
 
-    async def stream(self, speed: float) -> AsyncIterator[list[dict[str, float]]]:
+    async def stream(self, speed: float) -> PointStream:
         """Points as they are measured; ``speed`` does not matter to what is happening now."""
         sampler = await self._join()
         mark, sent_s = sampler.head, -np.inf
@@ -140,7 +141,7 @@ class CardFeed:
         async with self._starting:
             self._watchers += 1
             if self._sampler is None:
-                sampler = Sampler(*self._wanted, period_s=0.05, relaxed=True)
+                sampler = Sampler("nvml", self._index, period_s=0.05, relaxed=True)
                 try:
                     await asyncio.to_thread(sampler.start)
                 except BaseException:
@@ -167,15 +168,14 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
     return ReplayFeed(about, found)
 
 
-def choose_feed(live: str, replay: Path | None, source: str = "auto", index: int = 0) -> Feed:
+def choose_feed(live: str, replay: Path | None, index: int = 0) -> Feed:
     """Choose a feed: ``gpu`` this machine's card, ``replay`` a recording, ``auto`` the card where there is one."""
     if live == "replay" or replay is not None:
         return recorded_feed(replay)
     from wattcast.measure.energy_sources import open_source
 
-    source = "nvml" if source == "auto" else source
     try:
-        opened, identity = open_source(source, index)
+        opened, identity = open_source("nvml", index)
         opened.close()
     except MissingTool:
         if live == "gpu":
@@ -183,7 +183,7 @@ def choose_feed(live: str, replay: Path | None, source: str = "auto", index: int
         shipped = recorded_feed(None)
         shipped.about.shown = False
         return shipped
-    return CardFeed(source, index, identity.name)
+    return CardFeed(index, identity.name)
 
 
 class FeedWatchers:
@@ -216,9 +216,7 @@ class FeedWatchers:
             yield _encode_event("end", {"error": str(error)})
         finally:
             self.now -= 1
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                await close()
+            await stream.aclose()
 
 
 def _encode_event(name: str, data: object) -> bytes:
