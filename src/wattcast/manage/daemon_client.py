@@ -29,10 +29,6 @@ START_S = 30.0  # for a daemon of one's own to listen, on a busy machine
 RETURN_S = 10.0  # for a daemon that was lost to have given the card back
 
 
-class DaemonLost(MissingTool):
-    """The daemon does not answer any more."""
-
-
 class DaemonLink:
     """Hold one connection to a daemon. Requests are answered one after another."""
 
@@ -57,16 +53,16 @@ class DaemonLink:
         self._socket.close()
 
     def ask(self, request: DaemonRequest) -> DaemonReply:
-        """Send a request and return the answer. ``DaemonLost`` when there is none, ``Refused`` when it is no."""
+        """Send a request and return the answer. ``MissingTool`` when there is none, ``Refused`` when it is no."""
         try:
             self._socket.sendall(msgspec.json.encode(request) + b"\n")
             while b"\n" not in self._rest:
                 data = self._socket.recv(65536)
                 if not data:
-                    raise DaemonLost("the daemon has ended.")
+                    raise MissingTool("the daemon has ended.")
                 self._rest += data
         except OSError as error:
-            raise DaemonLost(f"the daemon does not answer ({error}).") from None
+            raise MissingTool(f"the daemon does not answer ({error}).") from None
         line, self._rest = self._rest.split(b"\n", 1)
         reply = msgspec.json.decode(line, type=DaemonReply)
         if not reply.ok:
