@@ -12,7 +12,7 @@ import io
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -115,6 +115,13 @@ def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
     if not rows:
         raise bad_value(where, "one line at least below a header", "nothing")
     return rows
+
+
+def encode_csv(rows: Iterable[Iterable[object]]) -> bytes:
+    """Return a table as the bytes of a CSV file; its header is the first row."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def read_number(text: object, where: str, least: float = -math.inf) -> float:

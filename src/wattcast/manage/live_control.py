@@ -15,8 +15,6 @@ then do not change with the knob, and the controller leaves it where it was.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 import subprocess
@@ -32,6 +30,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, Refused, bad_value
 from wattcast.core.records import dataclass, field, replace
+from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
 from wattcast.manage.card_notes import RefusedKnob
@@ -474,9 +473,7 @@ def write_calibration_rows(plant: LivePlant, workload: Mapping[str, Any], path: 
         if all(level == top or knob.role in (KnobRole.CORE_CLOCK, KnobRole.POWER_LIMIT) for knob, level, top in each):
             found = seconds / work, joules / seconds, 1e-6 * cycles / seconds
             lines.append([*map(str, workload.values()), *(f"{value:.6g}" for value in found)])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    write_whole(path, text.getvalue().encode())
+    write_whole(path, encode_csv(lines))
     return len(lines) - 1
 
 

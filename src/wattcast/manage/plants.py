@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingTool, bad_value, unknown_name
+from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.measured_rows import read_shipped_table
 from wattcast.core.records import dataclass, field
 
@@ -302,8 +302,7 @@ class PlantTables:
 
     def order(self, application: str) -> npt.NDArray[np.int64]:
         """Return the phases of an application in the order they run."""
-        if application not in self.applications:
-            raise unknown_name("application", application, self.applications)
+        check_names("application", application, self.applications, "")
         return self.applications[application]
 
 

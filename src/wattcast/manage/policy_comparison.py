@@ -10,12 +10,11 @@ Two forms of tables are read as plants:
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from wattcast import __version__
 from wattcast.core import units
 from wattcast.core.errors import bad_value, clip_text, fold_name, unknown_name
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import encode_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import clock_forecast, hd7970
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, PlayedRun, Settings, run_at_settings
@@ -138,14 +137,10 @@ def count_worse_runs(plants: Sequence[PlantTables], setup: PolicySetup, repeats:
     rows: list[PolicyOutcome] = []
     for seed in range(repeats):
         rows += compare_policies(plants, replace(setup, seed=setup.seed + seed), [PolicyName.HARMONIA]).outcomes
-
-    def mean(values: Iterable[float]) -> float:
-        return float(np.mean(list(values)))
-
     gain, over = "objective_gain_over_default", "ed2_over_oracle"
     found = {"runs": float(len(rows))}
-    found |= {f"share_over_1_percent_worse{e}": mean(o.shares[gain + e] < -0.01 for o in rows) for e in ENDINGS}
-    return found | {over + e: mean(o.shares[over + e] for o in rows) for e in ENDINGS}
+    found |= {f"share_over_1_percent_worse{e}": fmean(o.shares[gain + e] < -0.01 for o in rows) for e in ENDINGS}
+    return found | {over + e: fmean(o.shares[over + e] for o in rows) for e in ENDINGS}
 
 
 def comparison_json(
@@ -289,16 +284,14 @@ def export_tables(tables: PlantTables, path: Path) -> None:
     """Save time, power and counters of every phase at every setting as CSV, which ``lab sensitivity`` reads."""
     roles = [str(knob.role) for knob in tables.lattice.knobs]
     columns = [tables.lattice.knob_values(knob.role) for knob in tables.lattice.knobs]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["kernel", "phase", *roles, "time_s", "power_w", *tables.counters])
+    lines = [["kernel", "phase", *roles, "time_s", "power_w", *tables.counters]]
     for row, kernel in enumerate(tables.kernels):
         for setting in range(tables.lattice.count):
             knobs = [repr(float(column[setting])) for column in columns]
             seen = [tables.time_s[row, setting], tables.power_w[row, setting]]
             counters = [table[row, setting] for table in tables.counters.values()]
-            writer.writerow([kernel, row, *knobs, *(f"{value:.9g}" for value in [*seen, *counters])])
-    write_whole(path, text.getvalue().encode())
+            lines.append([kernel, str(row), *knobs, *(f"{value:.9g}" for value in [*seen, *counters])])
+    write_whole(path, encode_csv(lines))
 
 
 Rows = dict[tuple[float, float], tuple[float, float, float]]  # by memory and core Hz: s, W, Hz it ran at on average
@@ -334,11 +327,8 @@ def leave_out_applications(plants: Sequence[PlantTables], starts: Sequence[str])
     for start in starts:
         if not any(name.startswith(start) for name in names):
             raise unknown_name("application to leave out", start, names)
-    left = []
-    for tables in plants:
-        kept = {n: order for n, order in tables.applications.items() if not n.startswith(tuple(starts))}
-        if kept:
-            left.append(replace(tables, applications=kept))
+    kept = [{n: o for n, o in tables.applications.items() if not n.startswith(tuple(starts))} for tables in plants]
+    left = [replace(tables, applications=some) for tables, some in zip(plants, kept, strict=True) if some]
     if not left:
         raise bad_value("--leave-out", "some applications left", "none")
     return left

@@ -5,8 +5,6 @@ Nothing here opens a file that a request names. A few parsed uploads are kept.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import sys
 import traceback
@@ -22,6 +20,7 @@ import numpy as np
 from wattcast import __version__, hardware
 from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
 from wattcast.core.records import dataclass, replace
+from wattcast.core.strict_files import encode_csv
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import CardUse, list_published_numbers
@@ -225,10 +224,8 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
 def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> bytes:
     """Write a line for each operator of each configuration, with SI units in the head."""
     parts = list(dict.fromkeys(m.name for look in seen for m in look.prediction.modules))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     fixed = ["configuration", "workload", "gpu", "operator", "label", "count", "latency_s", "power_w", "energy_j"]
-    writer.writerow([*fixed, *(f"{part}_w" for part in parts)])
+    lines: list[list[object]] = [[*fixed, *(f"{part}_w" for part in parts)]]
     for index, look in enumerate(seen, start=1):
         p = look.prediction
         for share in p.ops:
@@ -237,8 +234,8 @@ def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> by
             # a spreadsheet would take such text for a formula (OWASP, CSV injection)
             words = [f"'{word}" if word[:1] in tuple("=+-@\t\r") else word for word in words]
             numbers = [share.count, float(share.latency_s), float(share.power_w), float(share.energy_j)]
-            writer.writerow([index, *words, *numbers, *(watts.get(part, "") for part in parts)])
-    return out.getvalue().encode()
+            lines.append([index, *words, *numbers, *(watts.get(part, "") for part in parts)])
+    return encode_csv(lines)
 
 
 JSON, CSV, HTML = "application/json", "text/csv; charset=utf-8", "text/html; charset=utf-8"
