@@ -39,10 +39,9 @@ from wattcast.training.training_strategy import (
     TrainingRecipe,
     TrainingStrategy,
     list_strategies,
-    read_choice,
 )
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
-from wattcast.workload.model_options import AttentionMode, SoftwareStack
+from wattcast.workload.model_options import AttentionMode, SoftwareStack, parse_word
 from wattcast.workload.readers.load_workload import find_model
 
 STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a million, usual for models of a few billion
@@ -270,17 +269,17 @@ def train(
     wanted = parse_count(tokens, "tokens")
     recipe = TrainingRecipe(
         precision=dtype,
-        optimizer=read_choice(Optimizer, "optimizer", optimizer),
+        optimizer=parse_word(Optimizer, "optimizer", optimizer),
         master_weights=master_weights,
         gradient_byte=gradient_byte,
-        stack=read_choice(SoftwareStack, "stack", stack),
-        attention=read_choice(AttentionMode, "attention", attention),
+        stack=parse_word(SoftwareStack, "stack", stack),
+        attention=parse_word(AttentionMode, "attention", attention),
         fused_loss=fused_loss,
         graphs=graphs,
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         expert_copies=expert_copies,
-        expert_kernels=read_choice(ExpertKernels, "expert_kernels", expert_kernels),
+        expert_kernels=parse_word(ExpertKernels, "expert_kernels", expert_kernels),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,
@@ -325,11 +324,11 @@ def train(
         given=TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel),
         batch=global_batch or max(STEP_TOKENS // length, 1),
         free_batch=global_batch is None,
-        recompute=[read_choice(Recompute, "recompute", recompute)] if recompute else open_ways,
+        recompute=[parse_word(Recompute, "recompute", recompute)] if recompute else open_ways,
         micro_batch=micro_batch,
         tp=tp,
         pp=pp,
-        sharding=read_choice(Sharding, "sharding", sharding) if sharding else None,
+        sharding=parse_word(Sharding, "sharding", sharding) if sharding else None,
     )
     candidates = _evaluate_strategies(job, list_ways(gpus), force)
     if not any(c.step for c in candidates):

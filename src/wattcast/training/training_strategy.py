@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, replace
@@ -177,7 +177,6 @@ class TrainingStrategy:
 
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def list_strategies(
@@ -226,11 +225,3 @@ def list_strategies(
         wanted, do = f"sequences that {gpus} GPUs can share evenly with these options", "--micro-batch, --tp or --pp"
         raise bad_value("global_batch", wanted, batch, f"Change --global-batch, {do}.")
     return found
-
-
-def read_choice(kind: type[_Choice], name: str, value: str) -> _Choice:
-    """Return the member of an enum that a user's word names."""
-    try:
-        return kind(value)
-    except ValueError:
-        raise bad_value(name, f"one of {', '.join(kind)}", value) from None

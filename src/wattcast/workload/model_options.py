@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from wattcast.core.errors import UnknownName, bad_value, unknown_name
 from wattcast.core.records import dataclass, fields, replace
@@ -143,7 +143,7 @@ class ModelOptions:
         for name, kind in _ENUMS.items():
             value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
             if type(value) is not kind and not (value is None and may_lack):
-                object.__setattr__(self, name, _parse_word(kind, name, value))
+                object.__setattr__(self, name, parse_word(kind, name, value))
         if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
             raise bad_value("skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew)
         if self.dtype not in RUNNABLE_DTYPES:
@@ -217,9 +217,13 @@ class ModelKeywords(TypedDict, total=False):
     kv_dtype: str | None
 
 
-def _parse_word(kind: type[StrEnum], name: str, value: object) -> StrEnum:
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def parse_word(kind: type[_Word], name: str, value: object) -> _Word:
+    """Return the member of an enum that a user's word names."""
     if kind is Dtype and isinstance(value, str):
-        return Dtype.parse(value)
+        return Dtype.parse(value)  # type: ignore[return-value]
     try:
         return kind(str(value))
     except ValueError:
