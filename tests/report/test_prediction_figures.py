@@ -88,7 +88,7 @@ def test_every_form_of_file(seen: ConfigurationView, ending: str, tmp_path: Path
 def test_dollar_signs_in_names_are_not_mathematics(seen: ConfigurationView) -> None:
     """A name with an odd command between dollar signs used to end the drawing with a parser's error."""
     named = replace(seen.prediction, name=r"$\frac{$ and $x^$")
-    assert house.encode_figure(house.draw_breakdown(named), "png")
+    assert house.encode_figure(prediction_figures.draw_breakdown(named), "png")
 
 
 def test_a_figure_nobody_knows_is_named(seen: ConfigurationView) -> None:

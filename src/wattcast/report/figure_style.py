@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from wattcast.predictor.bundle.bundle_file import Bundle
     from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import list_answers, title_of
 
 MODULE_COLOURS = {
     **{"static": "#999999", "clock": "#666666", "tensor": "#D55E00", "cuda": "#E69F00", "sfu": "#F0E442"},
@@ -27,34 +26,9 @@ MODULE_COLOURS = {
 SERIES_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#DDCC77", "#AA4499", "#44AA99", "#999933")
 MEASURED, PREDICTED = "#000000", "#332288"
 ENDINGS = ("png", "svg", "pdf")
-MOST_BREAKDOWN_OPS = 10
 NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot]'."
 
 FigureMaker = Callable[[], "Figure"]  # draws when called
-
-
-def draw_breakdown(p: Prediction) -> Figure:
-    """Draw watts by module, of the whole workload and of the operators that take most energy."""
-    figure, axes = new_axes(9.0, 5.0)
-    ranked = p.rank_ops(MOST_BREAKDOWN_OPS)
-    shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
-    names = ["whole workload", *shares]
-    stacks = [p.modules, *(o.modules for o in ranked)]
-    left = [0.0] * len(stacks)
-    for i, module in enumerate(p.modules):
-        widths = [float(stack[i].power_w) for stack in stacks]
-        if max(widths) > 0:
-            axes.barh(range(len(stacks)), widths, left=left, color=MODULE_COLOURS.get(module.name), label=module.name)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(stacks)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("Power (W)")
-    shown = [
-        line.value for line in list_answers(p) if line.label in ("throughput", "energy", "total power", "latency")
-    ]
-    axes.set_title(f"{title_of(p)}\n{', '.join(shown)}")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    return add_caption(figure, describe_origin(p))
 
 
 def describe_origin(p: Prediction | Bundle) -> str:

@@ -98,6 +98,7 @@ def build_report(
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
     settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
     how: str = "",
+    now: datetime | None = None,
 ) -> str:
     """Build the page: the first GPU at length, and the others compared with it at their own clock and limit.
 
@@ -111,7 +112,7 @@ def build_report(
             others[gpu.name] = view_configuration(workload, gpu, options, own)
         except WattcastError as error:
             others[gpu.name] = str(error)
-    return build_report_page(main, others, how, datetime.now(UTC))
+    return build_report_page(main, others, how, now or datetime.now(UTC))
 
 
 def build_report_page(

@@ -14,19 +14,45 @@ from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.prediction_json import list_answers, title_of
 from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
 from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, add_caption, describe_origin, new_figure
-from wattcast.report.figure_style import draw_breakdown as draw_breakdown  # beside the other figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_BREAKDOWN_OPS = 10
 TRACE_BINS = 600  # steps of a drawn trace; more make a large SVG and show no more
 LOGARITHMIC_SPAN = 10.0  # from the least to the most, beyond which axes are logarithmic
 CLOSE_LAUNCHES = 80  # launches of the panel that looks closely
 FAMILY_MARKS = "os^Dv<>Ph*"
+
+
+def draw_breakdown(p: Prediction) -> Figure:
+    """Draw watts by module, of the whole workload and of the operators that take most energy."""
+    figure, axes = figure_style.new_axes(9.0, 5.0)
+    ranked = p.rank_ops(MOST_BREAKDOWN_OPS)
+    shares = (f"{o.op}  {float(o.energy_j) / float(p.energy_j):.0%} of energy" for o in ranked)
+    names = ["whole workload", *shares]
+    stacks = [p.modules, *(o.modules for o in ranked)]
+    left = [0.0] * len(stacks)
+    for i, module in enumerate(p.modules):
+        widths = [float(stack[i].power_w) for stack in stacks]
+        if max(widths) > 0:
+            colour = figure_style.MODULE_COLOURS.get(module.name)
+            axes.barh(range(len(stacks)), widths, left=left, color=colour, label=module.name)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(stacks)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("Power (W)")
+    shown = [
+        line.value for line in list_answers(p) if line.label in ("throughput", "energy", "total power", "latency")
+    ]
+    axes.set_title(f"{title_of(p)}\n{', '.join(shown)}")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return add_caption(figure, describe_origin(p))
 
 
 def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
@@ -186,7 +212,7 @@ def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
 
 
 FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
-    "breakdown": lambda seen: figure_style.draw_breakdown(seen.prediction),
+    "breakdown": lambda seen: draw_breakdown(seen.prediction),
     "timeline": lambda seen: draw_timeline(seen.trace, seen.prediction),
     "roofline": lambda seen: draw_roofline(seen.prediction, seen.gpu),
     "clocks": lambda seen: draw_clock_curves([seen]),
