@@ -121,15 +121,13 @@ class Lattice:
 
     def lines_through(self, settings: Settings) -> tuple[LatticeLine, ...]:
         """Return the lines through a setting, one per knob. They are kept, as every decision asks for them."""
-        found = self._lines.get(settings)
-        if found is None:
+        if settings not in self._lines:
             lines = []
             for knob, count in enumerate(self.shape):
-                ahead, behind = settings[:knob], settings[knob + 1 :]
-                along = tuple((*ahead, level, *behind) for level in range(count))
-                lines.append(LatticeLine(ahead + behind, along))
-            found = self._lines[settings] = tuple(lines)
-        return found
+                along = tuple(move_knob(settings, knob, level) for level in range(count))
+                lines.append(LatticeLine(settings[:knob] + settings[knob + 1 :], along))
+            self._lines[settings] = tuple(lines)
+        return self._lines[settings]
 
     def contains(self, settings: Settings) -> bool:
         """Tell whether a setting exists."""
