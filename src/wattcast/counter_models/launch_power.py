@@ -25,6 +25,7 @@ from wattcast.counter_models.profiler_counters import LaunchKey, read_ncu_launch
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import Power, PowerModel
+from wattcast.workload.readers.from_profiler import MAX_PROFILE_BYTE, ProfilerTrace
 
 COUNTER_BOOK_FORMAT = 1
 CYCLE_EVENT = "core_cycle"
@@ -148,9 +149,6 @@ def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint
     return cycles / float(np.asarray(at.clock_hz))  # Eq. 11
 
 
-MAX_LAUNCH_TRACE_BYTE = 512 << 20
-
-
 @dataclass(frozen=True)
 class LaunchLog:
     """Launches of a program by start; ``epoch_s`` is the Unix time from which starts count."""
@@ -164,20 +162,6 @@ class LaunchLog:
         return self.launches[0].start_s, max(x.start_s + (x.duration_s or 0.0) for x in self.launches)
 
 
-class _TraceEvent(msgspec.Struct):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    args: dict[str, Any] = {}
-
-
-class _LaunchTrace(msgspec.Struct):
-    traceEvents: list[_TraceEvent]
-    baseTimeNanoseconds: int | None = None
-
-
 def read_launches(path: Path) -> LaunchLog:
     """Read the kernels of a trace of PyTorch's profiler, or of ``nsys export --type sqlite``.
 
@@ -188,8 +172,8 @@ def read_launches(path: Path) -> LaunchLog:
         keyed = ((make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows)
         found = (KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed)
         return LaunchLog(tuple(found), None)
-    data = gunzip_bytes(read_bytes(path, MAX_LAUNCH_TRACE_BYTE), path.name, MAX_LAUNCH_TRACE_BYTE)
-    trace = decode_json(data, _LaunchTrace, path.name)
+    data = gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE)
+    trace = decode_json(data, ProfilerTrace, path.name)
     kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
     if not kernels:
         seen = ", ".join(sorted({e.cat for e in trace.traceEvents if e.cat})[:6]) or "none"
@@ -267,7 +251,7 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
             key = make_launch_key(entry.kernel, entry.grid, entry.block)
             book = CounterBook({**book.count, key: entry.count}, {**book.passes, key: entry.passes})
         return book
-    if b'"Invocations","Metric Name"' in read_bytes(path, MAX_LAUNCH_TRACE_BYTE):
+    if b'"Invocations","Metric Name"' in read_bytes(path, MAX_PROFILE_BYTE):
         for kernel, counts in read_nvprof(path).items():
             book = book.with_pass(make_launch_key(kernel, ANY_SIZE, ANY_SIZE), counts)
         return book

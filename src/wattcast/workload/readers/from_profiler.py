@@ -40,7 +40,9 @@ _COMPARISONS = frozenset("lt le gt ge eq ne logical_not logical_and logical_or i
 _FLOATING = (Dtype.BF16, Dtype.FP16, Dtype.FP32, Dtype.FP64)
 
 
-class _Event(msgspec.Struct):
+class ProfilerEvent(msgspec.Struct):
+    """An event of a trace: an operator of the host, a kernel, a copy."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -57,15 +59,18 @@ class _Event(msgspec.Struct):
         return given if isinstance(given, (int, str)) else None
 
 
-class _Trace(msgspec.Struct):
-    traceEvents: list[_Event]
+class ProfilerTrace(msgspec.Struct):
+    """A trace as PyTorch's profiler writes it."""
+
+    traceEvents: list[ProfilerEvent]
+    baseTimeNanoseconds: int | None = None  # Unix time from which events count
 
 
 @dataclass
 class _Node:
     """A recorded operator, the one around it, and the time of the kernels it launched."""
 
-    event: _Event
+    event: ProfilerEvent
     parent: _Node | None
     is_leaf: bool = True
     kernels: int = 0
@@ -87,7 +92,7 @@ def read_profile(path: Path) -> Graph:
 
 def parse_profile(data: bytes, where: str) -> Graph:
     """Turn trace JSON into a graph; its assumptions name kernels without a known operator, with their time."""
-    events = [e for e in decode_json(data, _Trace, where).traceEvents if e.ph == "X"]
+    events = [e for e in decode_json(data, ProfilerTrace, where).traceEvents if e.ph == "X"]
     nodes = _nest_operators([e for e in events if e.cat == "cpu_op"])
     if not nodes:
         raise bad_value(where, "operators (cpu_op events)", "none", "Profile the CPU activity too.")
@@ -130,7 +135,7 @@ def parse_profile(data: bytes, where: str) -> Graph:
     return Graph(where.split(".")[0], (Block(ops),), None, tuple(said))
 
 
-def _nest_operators(events: Sequence[_Event]) -> list[_Node]:
+def _nest_operators(events: Sequence[ProfilerEvent]) -> list[_Node]:
     """Return operators in issue order, each with the one around it on the same thread."""
     nodes: list[_Node] = []
     stacks: dict[tuple[int | str, int | str], list[_Node]] = {}
