@@ -358,13 +358,6 @@ def sum_picked_rows(x: Tensor, rows: int) -> Tensor:
     return out
 
 
-def exchange(x: Tensor, collective: str, gpus: int) -> Tensor:
-    """Combine ``x`` among ``gpus``; nothing happens on one."""
-    if gpus > 1:
-        x.tape.emit(Collective(collective, x.numel * x.dtype.byte, gpus, dtype=x.dtype), (x,), (x,))
-    return x
-
-
 def gather_parts(x: Tensor, gpus: int, stride: int = 1) -> None:
     """Give all GPUs all parts of ``x``."""
     if gpus > 1:
@@ -385,13 +378,15 @@ def enter_parallel(x: Tensor, gpus: int) -> Tensor:
     if gpus == 1:
         return x
     out = Tensor(x.tape, x.shape, x.strides, x.dtype, x.storage)
-    x.tape.record((out,), (x,), lambda g: (exchange(g, "all_reduce", gpus),))
+    x.tape.record((out,), (x,), lambda g: (leave_parallel(g, gpus),))
     return out
 
 
 def leave_parallel(x: Tensor, gpus: int) -> Tensor:
     """End a tensor-parallel part of the model: results are added up forward, gradients pass."""
-    return exchange(x, "all_reduce", gpus)
+    if gpus > 1:
+        x.tape.emit(Collective("all_reduce", x.numel * x.dtype.byte, gpus, dtype=x.dtype), (x,), (x,))
+    return x
 
 
 def convolve(
