@@ -88,7 +88,7 @@ def poll_until(
     clock = SimpleNamespace(monotonic=monotonic, sleep=sleep, process_time_ns=lambda: 0)
     monkeypatch.setattr(polling_process, "time", clock)
     polling_process.poll_source(gpu, ring, 0.05, os.getppid(), relaxed)
-    return EnergySamples(ring.read()[0])
+    return EnergySamples(ring.read())
 
 
 @pytest.mark.parametrize("relaxed", [True, False])

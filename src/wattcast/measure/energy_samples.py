@@ -101,14 +101,14 @@ class SampleRing:
         self._rows[head % self.capacity] = row
         self.header[HEAD] = head + 1
 
-    def read(self, since: int = 0) -> tuple[npt.NDArray[np.float64], int]:
-        """Return the rows from number ``since`` on that are still held, and the number after the last."""
+    def read(self, since: int = 0) -> Array:
+        """Return the rows from number ``since`` on that are still held."""
         head = int(self.header[HEAD])
         first = max(since, head - self.capacity + 64, 0)
         index = np.arange(first, head) % self.capacity
         rows = self._rows[index].copy()
         overtaken = max(int(self.header[HEAD]) - self.capacity - first, 0)
-        return rows[overtaken:], head
+        return rows[overtaken:]
 
 
 # NVML's clock event reasons (nvml.h); those marked benign do not spoil a measurement.

@@ -283,7 +283,7 @@ class RaplSource:
         self._root = root
         self._packages: list[tuple[Path, float]] = []
         self._last_j: list[float] = []
-        self._offset_j: list[float] = []
+        self._offset_j = 0.0  # of all packages
 
     def open(self) -> DeviceIdentity:
         for folder in sorted(self._root.glob("*-rapl:*")):
@@ -300,7 +300,6 @@ class RaplSource:
                 continue
             self._packages.append((folder / "energy_uj", range_j))
             self._last_j.append(last_j)
-            self._offset_j.append(0.0)
         if not self._packages:
             raise MissingTool("there is no RAPL counter under /sys/class/powercap.")
         return DeviceIdentity(
@@ -308,17 +307,15 @@ class RaplSource:
         )
 
     def energy_j(self) -> float:
-        total = 0.0
         for place, (path, range_j) in enumerate(self._packages):
             try:
                 now_j = float(path.read_text()) * 1e-6
             except (OSError, ValueError) as error:
                 raise ReadError(f"RAPL counter cannot be read: {error}") from None
             if now_j < self._last_j[place]:
-                self._offset_j[place] += range_j
+                self._offset_j += range_j
             self._last_j[place] = now_j
-            total += now_j + self._offset_j[place]
-        return total
+        return sum(self._last_j) + self._offset_j
 
     def sm_clock_hz(self) -> float:
         return math.nan

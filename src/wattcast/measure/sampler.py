@@ -127,8 +127,8 @@ class Sampler:
     @property
     def silence_s(self) -> float:
         """Age of the latest sample."""
-        rows, _ = self._rows(self.head - 1)
-        return time.monotonic() - float(rows[-1, 0]) if len(rows) else math.inf
+        latest_s = self.since(self.head - 1).last("time_s")
+        return math.inf if latest_s is None else time.monotonic() - latest_s
 
     @property
     def errors(self) -> int:
@@ -152,7 +152,7 @@ class Sampler:
 
     def since(self, mark: int) -> EnergySamples:
         """Return the samples from number ``mark`` on."""
-        return EnergySamples(self._rows(mark)[0])
+        return EnergySamples(np.empty((0, len(COLUMNS))) if self._ring is None else self._ring.read(mark))
 
     def check(self) -> None:
         """Raise ``Refused`` with the reason when samples can no longer be trusted."""
@@ -160,11 +160,6 @@ class Sampler:
             raise Refused("the device has vanished (NVML: GPU is lost); what was measured before is kept.")
         if not self.healthy:
             raise Refused(f"the sampler has been silent for {self.silence_s:.1f} s; the driver may hang.")
-
-    def _rows(self, mark: int) -> tuple[np.ndarray, int]:
-        if self._ring is None:
-            return np.empty((0, len(COLUMNS))), 0
-        return self._ring.read(max(mark, 0))
 
 
 @dataclass(frozen=True)
