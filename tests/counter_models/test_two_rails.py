@@ -10,8 +10,9 @@ import pytest
 from numpy.testing import assert_allclose
 from studies.multimedia_figures import table_activity
 
+from wattcast.core.arrays import index_distinct
 from wattcast.core.errors import BadInput
-from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
+from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.counter_models.two_rails import (
     fit_rails,
     make_rails_design,
@@ -42,8 +43,8 @@ def two_rail_table(seed: int = 5, singles: int = 30) -> CounterTable:
     relative = np.interp(clock_hz, [0.9e9, 1.5e9, TOP_HZ], [0.9, 0.92, 1.0])
     memory_w = MEMORY_W + DRAM_J * rate[:, 2]
     power_w = BASE_W + CLOCK_J * relative**2 * clock_hz + relative**2 * (rate[:, :2] @ CORE_J) + memory_w
-    benchmark, benchmark_names = number_labels(names)
-    group_of, group_names = number_labels(groups)
+    benchmark_names, benchmark = index_distinct(names)
+    group_names, group_of = index_distinct(groups)
     return CounterTable(
         name="made",
         power_w=power_w,
@@ -56,9 +57,9 @@ def two_rail_table(seed: int = 5, singles: int = 30) -> CounterTable:
             CounterPredictor("dram_read_byte", "memory"),
         ),
         benchmark=benchmark,
-        benchmark_names=benchmark_names,
+        benchmark_names=tuple(benchmark_names),
         group=group_of,
-        group_names=group_names,
+        group_names=tuple(group_names),
         default_hz=(TOP_HZ, 3.2e9),
         voltage_v={"core": relative},
         rail_w={"memory": memory_w},

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from wattcast.counter_models.two_rails import RailsFit
     from wattcast.fit.calibration import Calibration
     from wattcast.fit.table_fit import TableCalibration
-    from wattcast.power.power_model import SavedModel
 
 TABLE_FORMS = ("table", "gpmtool", "dcgm")
 
@@ -240,6 +239,7 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
     """
     from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
+    from wattcast.power.power_model import save_model
 
     form = resolve_name("form", form, TABLE_FORMS)
     if form == "table" and columns is None:
@@ -260,7 +260,9 @@ def fit_counters_command(
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
         rails = two_rails.fit_rails(first)
-        _save_model(env, two_rails.make_saved_rails(rails, name, device) if out else None, out)
+        if out is not None:
+            save_model(two_rails.make_saved_rails(rails, name, device), out)
+            env.say(f"model saved: {out}")
         plain = two_rails.rails_fit_to_plain(rails)
         figures = partial(counter_figures.make_rails_figures, rails, device)
         return CommandOutput(plain, partial(_print_rails, result=rails, plain=plain), figures=figures)
@@ -269,7 +271,9 @@ def fit_counters_command(
     result = counter_fit.fit_counters(tables, counter_fit.CounterFitOptions(**how), env.say)
     if programs is not None and watts is not None:
         result = counter_fit.predict_programs(result, programs, watts)
-    _save_model(env, counter_fit.make_saved_model(result, name, device) if out else None, out)
+    if out is not None:
+        save_model(counter_fit.make_saved_model(result, name, device), out)
+        env.say(f"model saved: {out}")
 
     def make_plain() -> dict[str, Any]:
         predictions = counter_fit.predict_applications(result, programs) if programs is not None else []
@@ -277,14 +281,6 @@ def fit_counters_command(
 
     figures = partial(counter_figures.make_counter_figures, result)
     return CommandOutput(make_plain, partial(_print_fit, result=result), figures=figures)
-
-
-def _save_model(env: Environment, model: SavedModel | None, out: Path | None) -> None:
-    from wattcast.power.power_model import save_model
-
-    if model is not None and out is not None:
-        save_model(model, out)
-        env.say(f"model saved: {out}")
 
 
 def _print_fit(console: Console, result: CounterFit) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import files, units
-from wattcast.core.arrays import Array, Mask
+from wattcast.core.arrays import Array, Mask, index_distinct
 from wattcast.core.errors import BadInput, bad_unit, bad_value, check_names, clip_text, nearest_names
 from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, field, replace
@@ -216,17 +216,6 @@ def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[
                 )
 
 
-def number_labels(labels: Sequence[str]) -> tuple[LabelCodes, tuple[str, ...]]:
-    """Number labels in order of appearance; return the number of each and the names by number.
-
-    >>> number_labels(["b", "a", "b"])[0].tolist()
-    [0, 1, 0]
-    """
-    names = tuple(dict.fromkeys(labels))
-    at = {name: i for i, name in enumerate(names)}
-    return np.array([at[label] for label in labels], dtype=np.int64), names
-
-
 MOST_MAP_BYTE = 1 << 20
 
 
@@ -322,14 +311,14 @@ class _TableBuilder:
             rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
             source = event.column if isinstance(event.column, str) else " + ".join(event.column)
             predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
-        benchmark, names = number_labels(work)
+        names, benchmark = index_distinct(work)
         groups = list(names)
         if (given := self.map.group) is not None:
             label = dict(zip(work, self.read_texts(given.column), strict=True))
             groups = [label[name] for name in names]
             if given.before:
                 groups = [text.rpartition(given.before)[0] or text for text in groups]
-        group, group_names = number_labels(groups)
+        group_names, group = index_distinct(groups)
         default_hz = None
         if (clocks := self.map.default) is not None:
             here = f"{self.where}: default"
@@ -342,9 +331,9 @@ class _TableBuilder:
             occurrence=np.stack(occurrence, axis=1),
             predictors=tuple(predictors),
             benchmark=benchmark,
-            benchmark_names=names,
+            benchmark_names=tuple(names),
             group=group,
-            group_names=group_names,
+            group_names=tuple(group_names),
             default_hz=default_hz,
             voltage_v={rail: self.read_quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
             rail_w={rail: self.read_quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import read_bytes, read_number, read_shipped_table
-from wattcast.counter_models.counter_table import CounterPredictor, CounterTable, number_labels
+from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.counter_models.launch_power import query_nsys
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
 from wattcast.hardware import OperatingPoint
@@ -103,7 +103,7 @@ def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[s
 def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> CounterTable:
     """Return occurrences at every row's clocks under the scaling law above with s = ``saturation``."""
     work = ["/".join(f"{u:.6g}" for u in row) for row in file.share]
-    benchmark, seen = number_labels(work)
+    seen, benchmark = index_distinct(work)
     busy_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
     core, memory = file.clock_hz / file.default_hz[0], file.memory_clock_hz / file.default_hz[1]
     pace = _scale_rates(core[:, np.newaxis], memory[:, np.newaxis], file.share, file.on_memory, saturation)
@@ -161,7 +161,7 @@ def read_dcgm_table(path: Path) -> CounterTable:
     body = np.array([row for _, _, row in kept])
     _check_shares(body[:, 3:], needed[3:], path.name)
     clock_hz, memory_clock_hz = body[:, 1] * MHZ, body[:, 2] * MHZ
-    benchmark, names = number_labels([f"{gpu}, rounds {n * STRETCH + 1} on" for gpu, n, _ in kept])
+    names, benchmark = index_distinct([f"{gpu}, rounds {n * STRETCH + 1} on" for gpu, n, _ in kept])
     clocks = np.stack([memory_clock_hz if row["rail"] == "memory" else clock_hz for row in units], axis=1)
     return CounterTable(
         name=path.name,
@@ -171,9 +171,9 @@ def read_dcgm_table(path: Path) -> CounterTable:
         occurrence=body[:, 3:] * clocks,
         predictors=tuple(CounterPredictor(row["event"], row["rail"], "", row["column"]) for row in units),
         benchmark=benchmark,
-        benchmark_names=names,
+        benchmark_names=tuple(names),
         group=np.arange(len(names)),
-        group_names=names,
+        group_names=tuple(names),
         default_hz=(float(clock_hz.max()), float(memory_clock_hz.max())),
         notes=(f"{len(cells) - len(kept)} of {len(cells)} samples lack a column and are left out.",),
     )
@@ -309,9 +309,7 @@ def _scale_rates(
     return relative_pace(clock, memory_clock, traffic, saturation)
 
 
-def relative_pace(
-    clock: Array, memory_clock: Array, memory_share: Array, saturation: float, sharpness: float = CORNER_SHARPNESS
-) -> Array:
+def relative_pace(clock: Array, memory_clock: Array, memory_share: Array, saturation: float) -> Array:
     """Return work per second relative to the default clocks, t₀/t of the law above.
 
     ``clock`` and ``memory_clock`` are relative to the defaults, ``memory_share`` is U_dram there.
@@ -321,7 +319,7 @@ def relative_pace(
     >>> float(relative_pace(np.float64(1.0), np.float64(0.25), np.float64(0.4), 0.8).round(6))
     0.5
     """
-    need = memory_share / saturation
+    need, sharpness = memory_share / saturation, CORNER_SHARPNESS
     now = ((1.0 / clock) ** sharpness + (need / memory_clock) ** sharpness) ** (1.0 / sharpness)
     then = (1.0 + need**sharpness) ** (1.0 / sharpness)
     return np.asarray(then / now)

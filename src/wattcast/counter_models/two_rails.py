@@ -377,8 +377,7 @@ def read_shipped_table(gpu: str, card: str = "") -> CounterTable:
     import polars as pl
 
     lines = make_table_lines(database_folder(gpu) / card, gpu)
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    frame = pl.DataFrame({name: [line.get(name) for line in lines] for name in names}, strict=False)
+    frame = pl.DataFrame(lines, infer_schema_length=None, strict=False)
     columns = counter_table.read_column_map(Path(gpu))
     return counter_table.build_counter_table(frame, columns, f"microbenchmarks of {gpu}")
 

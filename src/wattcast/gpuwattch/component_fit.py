@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names, unknown_name
+from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number
 from wattcast.gpuwattch.architecture import ChipArchitecture
@@ -250,8 +250,7 @@ def read_measured_kernels(
         close = nearest_names(str(wanted), header)
         raise bad_value(where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none")
     found = [c.removeprefix(columns.prefix) for c in header if c.startswith(columns.prefix) and c not in special]
-    if unknown := [name for name in columns.leave_out if name not in found]:
-        raise unknown_name("column to leave out", unknown[0], found, f"Columns to fit: {', '.join(found)}.")
+    check_names("column to leave out", columns.leave_out, found, f"Columns to fit: {', '.join(found)}.")
     chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
     lost = [name for name in chosen if columns.prefix + name not in header]
     if not chosen or lost:

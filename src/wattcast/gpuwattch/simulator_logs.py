@@ -123,12 +123,10 @@ def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
         raise bad_value(f"{path.name}: gpu_sim_cycle", "cycles above zero", cycles.min())
     at = OperatingPoint(clock_hz=clock_hz)
     activity = Activity(cycles / clock_hz, value, events, at, ActivitySource.SIMULATED)
-    by_table, by_log = (
-        "statistics of get_stats.py, a row a kernel",
-        "each kernel is the difference of the log's totals",
-    )
-    names = tuple(name for name, _ in rows)
-    return CountedKernels(names, activity, {}, (by_table if is_table else by_log,))
+    note = "each kernel is the difference of the log's totals"
+    if is_table:
+        note = "statistics of get_stats.py, a row a kernel"
+    return CountedKernels(tuple(name for name, _ in rows), activity, {}, (note,))
 
 
 def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:

@@ -35,6 +35,7 @@ from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TABLE, TraceResult, Trace
 from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.power.component_power import read_mcpat
 from wattcast.power.power_model import Power, VoltageCurve
+from wattcast.report.figure_style import save_figure
 
 SIMULATOR_CONFIG_FILE = "gpgpusim.config"
 _MAX_STEPS_BYTE = 64 << 20
@@ -91,10 +92,7 @@ def make_power_trace(
             energies = request.energies.name if request.energies else "bottom-up energies"
             caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
             title = f"{request.trace.name}: {mean_w:.4g} W mean, {counts}"
-            figure = draw_component_power(result.timeline, job.model.parts, title, caption)
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=144)
-            write_whole(request.out / FIGURE, buffer.getvalue())
+            save_figure(draw_component_power(result.timeline, job.model.parts, title, caption), request.out / FIGURE)
             result.files.append(request.out / FIGURE)
     return job, result
 

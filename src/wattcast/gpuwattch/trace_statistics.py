@@ -281,12 +281,7 @@ class KernelEndFinder:
         elif count:
             same = np.zeros(count + 1, dtype=np.bool_)  # same[i]: row i equals row i − 1
             same[0] = self._last is not None and bool((value[0] == self._last).all())
-            rows = np.arange(1, count)
-            for column in range(value.shape[1]):
-                rows = rows[value[rows, column] == value[rows - 1, column]]
-                if not rows.size:
-                    break
-            same[rows] = True
+            same[1:count] = (value[1:] == value[:-1]).all(axis=1)
             same[count] = following is not None and bool((value[-1] == following).all())
             working = np.array([name not in IDLE_COLUMNS for name in self.columns])
             ends = same[:-1] & ~same[1:]

@@ -149,9 +149,7 @@ class CudaDevice:
     @property
     def free_byte(self) -> int:
         """Memory not yet taken."""
-        status, free, _ = self.driver.cuMemGetInfo()
-        self.check((status,), "cuMemGetInfo")
-        return int(free)
+        return int(self.call("cuMemGetInfo"))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a driver function by name and return its value, or raise an error that names it."""

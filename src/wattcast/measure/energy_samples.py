@@ -162,10 +162,7 @@ class EnergySamples:
     @property
     def throttle(self) -> tuple[str, ...]:
         """Names of all clock event reasons seen."""
-        bits = 0
-        for value in self.known("throttle"):
-            bits |= int(value)
-        return name_throttle_reasons(bits)
+        return name_throttle_reasons(int(np.bitwise_or.reduce(self.known("throttle").astype(np.int64))))
 
     def save(self, path: Path) -> None:
         """Keep the samples for a later replay, as a compressed NumPy file; whole or not at all."""

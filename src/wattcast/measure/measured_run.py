@@ -222,9 +222,8 @@ def _find_flags(
                 stopped_s += apart_s
             if apart_s > CARRIED_SHARE * (end_s - start_s):
                 flags.append("counter " + what.format(apart_s))
-        counted_j = float(inside.energy_j[-1] - inside.energy_j[0]) if inside.intervals else 0.0
         if stopped_s and inside.intervals and "counter_reset" not in flags:
-            flags.append(f"{counted_j:.0f} J counted until then")
+            flags.append(f"{inside.energy_j[-1] - inside.energy_j[0]:.0f} J counted until then")
     return tuple(flags), stopped_s
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from wattcast.core import files
-from wattcast.core.errors import bad_value, fold_name, resolve_name, unknown_name
+from wattcast.core.errors import bad_value, check_names, fold_name, resolve_name
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
 from wattcast.core.units import Dtype
@@ -137,9 +137,7 @@ def load_model(name: str) -> ModelSpec:
 def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
     """Parse a model's YAML; an error names the bad key."""
     file = decode_yaml(data, _ModelFile, where)
-    if file.architecture not in ARCHITECTURES:
-        known = f"Known: {', '.join(ARCHITECTURES)}."
-        raise unknown_name(f"architecture in {where}", file.architecture, ARCHITECTURES, known)
+    check_names(f"architecture in {where}", file.architecture, ARCHITECTURES)
     made = make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
     return replace(made, quantization=file.quantization)
 
@@ -150,9 +148,7 @@ def make_model(
     """Make a model from plain dimensions, each checked against those of the architecture."""
     kind = ARCHITECTURES[architecture].dims
     known = [item.name for item in fields(kind)]
-    for key in dims:
-        if key not in known:
-            raise unknown_name(f"dimension of {name}", key, known, f"Known: {', '.join(known)}.")
+    check_names(f"dimension of {name}", dims, known)
     built: Any = convert_plain(dims, kind, name)
     for key in known:
         value = getattr(built, key)

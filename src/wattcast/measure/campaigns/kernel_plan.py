@@ -284,9 +284,7 @@ def _spec_pool(given: Plain, width: int) -> OperatorSpec | None:
     stride = max(round(side / out), 1)
     for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
         if (side + 2 * padding - size) // stride + 1 == out:
-            return _make_spec(
-                given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
-            )  # fmt: skip
+            return _make_spec(given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding)
     return None
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import BadInput, MissingTool, bad_value, check_names, unknown_name
+from wattcast.core.errors import BadInput, MissingTool, bad_value, check_names
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.whole_files import hold_folder
@@ -495,10 +495,8 @@ def run_models(
 def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
     """Choose rows of the plan: all, those of one model or one tier, or the first few."""
     known = list(dict.fromkeys(spec.model for spec in read_model_plan()))
-    if only and only not in known:
-        raise unknown_name("planned model", only, known, f"Planned: {', '.join(known)}.")
-    tiers = sorted({spec.tier for spec in read_model_plan()})
-    if tier and tier not in tiers:
-        raise unknown_name("tier", str(tier), map(str, tiers), f"Planned: {', '.join(map(str, tiers))}.")
+    check_names("planned model", only or (), known, f"Planned: {', '.join(known)}.")
+    tiers = sorted({str(spec.tier) for spec in read_model_plan()})
+    check_names("tier", str(tier) if tier else (), tiers, f"Planned: {', '.join(tiers)}.")
     specs = [spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
     return specs[:few] if few else specs

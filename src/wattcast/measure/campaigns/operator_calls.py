@@ -278,9 +278,7 @@ class ElementwiseOperands:
             return lambda: torch.cat(parts, dim=1)
         heads, dim = self.count_heads(), min(cols & -cols, _HEAD)
         new = self.take(rows // heads, cols // dim, heads, dim).transpose(1, 2)
-        nothing = new.new_empty(
-            0
-        )  # as a cache begins; with it PyTorch takes the kernel that joins, alone it would copy
+        nothing = new.new_empty(0)  # as a cache begins: with it PyTorch joins, alone it would copy
         return lambda: torch.cat([nothing, new], dim=2)
 
     def count_heads(self) -> int:

@@ -79,9 +79,8 @@ def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
             out = layers.paged_attention(run, q, k, v)
             x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
         with tape.scope("mlp"):
-            inner = layers.project(run, layers.add_norm(run, x, LayerNorm), dims.intermediate // run.tp, bias=True)
-            inner = pointwise("relu" if dims.activation == "relu" else "gelu_tanh", inner)
-            return functional.leave_parallel(layers.project(run, inner, dims.hidden, bias=True), run.tp)
+            function = "relu" if dims.activation == "relu" else "gelu_tanh"
+            return layers.feed_forward(run, layers.add_norm(run, x, LayerNorm), dims.intermediate, function)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)

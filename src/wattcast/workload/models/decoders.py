@@ -303,14 +303,12 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
         from wattcast.workload.models.sparse_layers import mix_experts  # most decoders have none
 
         return mix_experts(dims.expert_dims, run, x)
-    sizes, bias = (run, x, dims.intermediate, dims.activation), dims.mlp_bias
+    width, function, bias = dims.intermediate, dims.activation, dims.mlp_bias
     if dims.gated:
-        return layers.gated_feed_forward(*sizes, merged=dims.fused_gate, bias=bias)
-    if not run.engine:
-        return layers.feed_forward(*sizes, bias=bias)
-    function = dims.activation if dims.activation in ("relu", "relu2") else "gelu_tanh"
-    inner = layers.activate(function, layers.project(run, x, dims.intermediate // run.tp, dims.mlp_bias))
-    return functional.leave_parallel(layers.project(run, inner, dims.hidden, dims.mlp_bias), run.tp)
+        return layers.gated_feed_forward(run, x, width, function, merged=dims.fused_gate, bias=bias)
+    if run.engine and function not in ("relu", "relu2"):
+        function = "gelu_tanh"
+    return layers.feed_forward(run, x, width, function, bias=bias)
 
 
 def _engine_attention(

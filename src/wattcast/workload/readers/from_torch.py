@@ -95,7 +95,8 @@ def capture_module(
     torch = _import_torch()
     name = name or type(module).__name__
     recorder = _make_recorder(torch, module, tf32)
-    args, kwargs = _to_meta(torch, tuple(args)), _to_meta(torch, dict(kwargs or {}))
+    given = tuple(args), dict(kwargs or {})
+    args, kwargs = import_module("torch.utils._pytree").tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
     run, weights = _without_data(torch, module)
     fixed_byte = recorder.memory.fix([*weights, *_list_tensors(torch, (args, kwargs))])
     kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)  # what backward needs stays alive
@@ -337,16 +338,6 @@ def _default_loss(out: Any) -> Any:
     while isinstance(first, (list, tuple)):
         first = first[0]
     return getattr(first, "logits", getattr(first, "last_hidden_state", first)).sum()
-
-
-def _to_meta(torch: Any, values: Any) -> Any:
-    if isinstance(values, torch.Tensor):
-        return values.to("meta")
-    if isinstance(values, Mapping) and type(values) is dict:
-        return {key: _to_meta(torch, value) for key, value in values.items()}
-    if type(values) in (list, tuple):
-        return type(values)(_to_meta(torch, value) for value in values)
-    return values
 
 
 def _without_data(torch: Any, module: Any) -> tuple[Callable[..., Any], list[Any]]:
