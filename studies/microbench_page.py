@@ -18,13 +18,8 @@ from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import read_lines
 from wattcast.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES
 from wattcast.hardware import Gpu, load_gpu
-from wattcast.microbench.microbench_report import (
-    Row,
-    make_device_rows,
-    make_latency_rows,
-    make_pipe_table,
-    make_truth_rows,
-)
+from wattcast.measure.database_files import make_pipe_table
+from wattcast.microbench.microbench_report import Row, make_device_rows, make_latency_rows, make_truth_rows
 from wattcast.microbench.microbench_results import (
     KnownFault,
     MicroRow,

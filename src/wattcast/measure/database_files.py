@@ -259,34 +259,35 @@ def summarise_database(database: Path) -> Plain:
 
 def make_summary_page(summary: Plain) -> str:
     """Write the summary as Markdown, as the database's README shows it."""
-    kinds = list(summary["rows"])
-    lines = ["| family | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
-    families = [f for f in (*FAMILIES, "idle") if any(f in summary["rows"][kind] for kind in kinds)]
-    lines += [
-        f"| {family} | " + " | ".join(str(summary["rows"][kind].get(family, 0)) for kind in kinds) + " |"
-        for family in families
-    ]
-    lines.append("| all | " + " | ".join(str(sum(summary["rows"][kind].values())) for kind in kinds) + " |")
+    kinds = summary["rows"]
+    families = [f for f in (*FAMILIES, "idle") if any(f in counts for counts in kinds.values())]
+    rows = [[family, *(str(counts.get(family, 0)) for counts in kinds.values())] for family in families]
+    rows.append(["all", *(str(sum(counts.values())) for counts in kinds.values())])
     flags = ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items())) or "none"
-    lines += ["", f"Rows that failed: {summary['failed']}. Flags: {flags}."]
-    lines += [f"Kernels {what}: {count}." for what, count in summary["kernels"].items()]
-    lines += ["", "| repeatability | quantity | pairs | median | 90th percentile |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {where} | {quantity} | {seen['pairs']} | "
-        + (f"{100 * seen['median']:.2f} % | {100 * seen['p90']:.2f} % |" if seen["pairs"] else "- | - |")
-        for where, quantities in summary["repeatability"].items()
-        for quantity, seen in quantities.items()
-    ]
+    said = [f"Rows that failed: {summary['failed']}. Flags: {flags}."]
+    said += [f"Kernels {what}: {count}." for what, count in summary["kernels"].items()]
+    repeats = [["repeatability", "quantity", "pairs", "median", "90th percentile"]]
+    for where, quantities in summary["repeatability"].items():
+        for quantity, seen in quantities.items():
+            shares = [f"{100 * seen[name]:.2f} %" if seen["pairs"] else "-" for name in ("median", "p90")]
+            repeats.append([where, quantity, str(seen["pairs"]), *shares])
+    parts = [make_pipe_table([["family", *kinds], *rows]), "\n".join(said), make_pipe_table(repeats)]
     if "chains" in summary:
-        lines += ["", "| chains | number | extra a kernel, mean | median | 10th to 90th percentile |"]
-        lines.append("|---|---|---|---|---|")
+        chains = [["chains", "number", "extra a kernel, mean", "median", "10th to 90th percentile"]]
         for part, seen in summary["chains"].items():
             if seen["chains"]:
-                mean, median, low, high = (1e6 * seen[f"{name}_s"] for name in ("mean", "median", "p10", "p90"))
-                lines.append(
-                    f"| {part} | {seen['chains']} | {mean:.2f} us | {median:.2f} us | {low:.2f} to {high:.2f} us |"
+                mean, median, low, high = (
+                    f"{1e6 * seen[f'{name}_s']:.2f}" for name in ("mean", "median", "p10", "p90")
                 )
-    return "\n".join(lines) + "\n"
+                chains.append([part, str(seen["chains"]), f"{mean} us", f"{median} us", f"{low} to {high} us"])
+        parts.append(make_pipe_table(chains))
+    return "\n\n".join(parts) + "\n"
+
+
+def make_pipe_table(rows: list[list[str]]) -> str:
+    """Write a table as Markdown; the first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def _summarise_repeats(rows: list[Plain], wanted: Callable[[bool, bool], bool]) -> dict[str, dict[str, float]]:

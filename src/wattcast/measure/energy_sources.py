@@ -57,23 +57,18 @@ class EnergySource(Protocol):
 
     def open(self) -> DeviceIdentity:
         """Connect; raises ``MissingTool`` when there is nothing to read."""
-        ...
 
     def energy_j(self) -> float:
         """Return the energy counter, or NaN when there is none."""
-        ...
 
     def sm_clock_hz(self) -> float:
         """Return the core clock as the driver reports it."""
-        ...
 
     def slow(self) -> SlowReadings:
         """Return everything else."""
-        ...
 
     def close(self) -> None:
         """Disconnect."""
-        ...
 
 
 def find_source_makers(name: str) -> dict[str, Callable[[int], EnergySource]]:

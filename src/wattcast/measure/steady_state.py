@@ -231,13 +231,18 @@ def make_run_name() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}"
 
 
+def format_now() -> str:
+    """Return the time in UTC, as rows carry it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def make_run_info(run: str, identity: DeviceIdentity, *, sm_count: int, l2_byte: int, **libraries: str) -> RunInfo:
     """Describe the card as the sampler knows it, with the versions of cuda, torch, cublas and cudnn as given."""
     from wattcast import __version__
 
     return RunInfo(
         run,
-        datetime.now(UTC).isoformat(timespec="seconds"),
+        format_now(),
         card_name=identity.name,
         card_uuid=identity.uuid,
         card_serial=identity.serial,

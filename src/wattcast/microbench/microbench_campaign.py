@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from datetime import UTC, datetime
 from functools import cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -31,7 +30,7 @@ from wattcast.core.records import asdict, dataclass, field, replace
 from wattcast.core.whole_files import hold_folder, private_cache, write_whole
 from wattcast.measure.cuda_device import DeviceFault, compile_cubin, import_bindings
 from wattcast.measure.sampler import make_child_environment
-from wattcast.measure.steady_state import say
+from wattcast.measure.steady_state import format_now, say
 from wattcast.microbench.benchmark_kernels import DeviceBench
 from wattcast.microbench.benchmark_suite import list_benchmarks
 from wattcast.microbench.microbench_results import MicroRow
@@ -115,11 +114,6 @@ def describe_row(row: MicroRow) -> str:
 def write_heartbeat(out: Path, task: str, kind: str) -> None:
     """Write which row is being measured, for the parent to see."""
     write_whole(out / ".progress", json.dumps({"id": task, "kind": kind, "at": time.time()}).encode())
-
-
-def format_now() -> str:
-    """Return the time in UTC, as rows carry it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def supervise_child(

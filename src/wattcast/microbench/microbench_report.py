@@ -12,6 +12,7 @@ from rich.table import Table
 
 from wattcast.core.measured_rows import read_shipped_table
 from wattcast.hardware import Gpu
+from wattcast.measure.database_files import make_pipe_table
 from wattcast.microbench import microbench_results
 from wattcast.microbench.microbench_results import MicroRow, find_curve, find_fault, find_levels, keep_first_rounds
 from wattcast.microbench.tuning import TuningReport
@@ -200,12 +201,6 @@ def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
     tables = list_tables(results, gpu).items()
     parts = [f"## {title}\n\n{make_pipe_table(rows)}" for title, rows in tables if len(rows) > 1]
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
-
-
-def make_pipe_table(rows: list[Row]) -> str:
-    """Write a table as Markdown."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]:

@@ -38,6 +38,12 @@ class TorchDevice:
         event.record(self.stream)
         return event
 
+    def issue(self, run: Callable[[], Any], times: int) -> None:
+        """Queue calls of ``run`` on the stream; what is no graph is launched by the host as it goes."""
+        with self.torch.cuda.stream(self.stream):
+            for _ in range(times):
+                run()
+
     def synchronize(self) -> None:
         """Wait until the device is idle."""
         self.torch.cuda.synchronize()

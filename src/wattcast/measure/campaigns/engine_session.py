@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from wattcast.measure.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import summarise_window
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import make_run_name, make_torch_run_info, say
+from wattcast.measure.steady_state import format_now, make_run_name, make_torch_run_info, say
 
 DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
 SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading the clock
@@ -286,7 +285,7 @@ class EngineSession:
             "kv_dtype": model.kv_dtype,
             "normal_weights": self.normal_weights,
             "run": self.run,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": format_now(),
         }
         self.rows.append(shared | values)
         return shared | values

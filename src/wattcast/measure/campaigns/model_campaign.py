@@ -15,7 +15,6 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +35,7 @@ from wattcast.measure.campaigns.campaign_engine import (
 )
 from wattcast.measure.campaigns.operator_calls import torch_dtype
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import SettlingRule, await_clock, hold_load, say
+from wattcast.measure.steady_state import SettlingRule, await_clock, format_now, hold_load, say
 
 VISION = ("vit", "resnet")
 
@@ -278,12 +277,6 @@ class ModelDevice(TorchDevice):
         with eager_settings(self.torch), self.torch.cuda.graph(graph, stream=self.stream):
             return CapturedIteration(graph, run())
 
-    def issue(self, run: Callable[[], Any], times: int) -> None:
-        """Queue iterations on the stream; an eager iteration is launched by the host as it goes."""
-        with self.torch.cuda.stream(self.stream):
-            for _ in range(times):
-                run()
-
     def recover(self) -> None:
         """Give cached memory back, and count the most that is held from now on."""
         gc.collect()
@@ -362,7 +355,7 @@ SETTLE = SettlingRule(longest_s=5.0)
 def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
     told = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
-    return ModelRow(**told, run=bench.run, date=datetime.now(UTC).isoformat(timespec="seconds"))
+    return ModelRow(**told, run=bench.run, date=format_now())
 
 
 def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -17,10 +16,10 @@ import numpy as np
 from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
 from wattcast.core.records import dataclass, field, replace
+from wattcast.measure import steady_state
 from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, OperatorCall, build_call
-from wattcast.measure.steady_state import SPIN_CYCLES, HeldLoad, await_clock, describe_window, hold_load, take_window
 
 POOL_BYTE = {"bf16": 8 * 10**9, "fp16": 8 * 10**9, "fp32": 14 * 10**9, "fp8": 3 * 10**9}
 GRAPH_S = 0.0025  # a graph should run about this long
@@ -107,9 +106,7 @@ class CampaignGpu(TorchDevice):
 
     def replay(self, graph: CapturedGraph, times: int) -> None:
         """Queue replays; returns before they have run."""
-        with self.torch.cuda.stream(self.stream):
-            for _ in range(times):
-                graph.graph.replay()
+        self.issue(graph.graph.replay, times)
 
     def timed(self, graph: CapturedGraph, replays: int, warm: int = 1) -> np.ndarray:
         """Return the seconds per copy of each of ``replays`` replays, all queued before waiting."""
@@ -177,7 +174,7 @@ def make_blank_row(
         chosen=spec.chosen,
         repeat=repeat,
         run=bench.run,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=steady_state.format_now(),
     )
 
 
@@ -224,7 +221,7 @@ def _note_rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
 def await_top_clock(bench: OperatorBench, longest_s: float) -> bool:
     """Wait until the reported clock is at the top; a capped load leaves it low for about a second."""
     wanted_s = longest_s if bench.patience > 0 else 0.0
-    if await_clock(bench.sampler, TOP_SHARE * bench.top_clock_hz, wanted_s):
+    if steady_state.await_clock(bench.sampler, TOP_SHARE * bench.top_clock_hz, wanted_s):
         return True
     bench.patience -= 1
     return False
@@ -247,7 +244,9 @@ def measure_sustained_row(bench: OperatorBench, spec: OperatorSpec, repeat: int 
     with gpu.prepare(spec) as graph:
         once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
         replays = max(int(CHUNK_S / once_s), 1)
-        load = hold_load(bench.sampler, gpu, lambda: gpu.replay(graph, replays), bench.rule, bench.spinner)
+        load = steady_state.hold_load(
+            bench.sampler, gpu, lambda: gpu.replay(graph, replays), bench.rule, bench.spinner
+        )
     _note_rest(bench, time.monotonic(), 1.0)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
     return replace(row, **fields, replays=replays * load.chunks)
@@ -286,14 +285,14 @@ def measure_duty_row(bench: OperatorBench, spec: OperatorSpec, duty: float, idle
             busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
     ended_s = time.monotonic()
     _note_rest(bench, ended_s, 0.05)
-    held = take_window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
+    held = steady_state.take_window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
     inside = [(at, length) for at, length in busy if held.start_s <= at <= held.end_s]
     inside_s = np.array([length for _, length in inside])
     seen_period_s = (inside[-1][0] - inside[0][0]) / (len(inside) - 1)
     on_s = float(inside_s.mean())
     share = on_s / seen_period_s
     late = abs(seen_period_s - period_s) > 0.01 * period_s
-    load = HeldLoad(held, inside_s, len(busy), None)
+    load = steady_state.HeldLoad(held, inside_s, len(busy), None)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
     fields["flags"] = held.flags + (("late_periods",) if late else ())
     return replace(
@@ -319,7 +318,7 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
         once_s = float(bench.gpu.timed(graph, 2)[-1]) * graph.copies
         mark, began_s = bench.sampler.head, time.monotonic()
         bench.gpu.replay(graph, max(int(0.004 / once_s), 1))
-        bench.spinner.start(SPIN_CYCLES)
+        bench.spinner.start(steady_state.SPIN_CYCLES)
         beside_s = bench.gpu.timed(graph, max(int(0.012 / once_s), 2), warm=0)
         clock_hz = bench.spinner.clock_hz()
         ended_s = time.monotonic()
@@ -341,7 +340,7 @@ def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> 
     mark, began_s = bench.sampler.head, time.monotonic()
     time.sleep(length_s)
     bench.sampler.check()
-    held = take_window(bench.sampler.since(mark), began_s, time.monotonic(), bench.rule)
+    held = steady_state.take_window(bench.sampler.since(mark), began_s, time.monotonic(), bench.rule)
     clock = held.samples.known("sm_clock_hz")
     return KernelRow(
         f"idle-{name}-{bench.run}",
@@ -349,10 +348,10 @@ def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> 
         "idle",
         {"op": "idle"},
         run=bench.run,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=steady_state.format_now(),
         data="none",
         sm_clock_spread_hz=float(clock.std()) if len(clock) else None,
-        **describe_window(held),
+        **steady_state.describe_window(held),
     )
 
 
