@@ -26,13 +26,8 @@ from wattcast.core.errors import BadInput, MissingTool, bad_value, check_names
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.whole_files import hold_folder
-from wattcast.measure.campaigns.campaign_engine import (
-    Campaign,
-    OperatorBench,
-    TorchDevice,
-    import_cuda_torch,
-    list_trace_events,
-)
+from wattcast.measure.campaigns import campaign_engine
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.operator_calls import torch_dtype
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, await_clock, format_now, hold_load, say
@@ -247,7 +242,7 @@ class CapturedIteration:
         self.graph.reset()
 
 
-class ModelDevice(TorchDevice):
+class ModelDevice(campaign_engine.TorchDevice):
     """A device that runs iterations of whole models. ``open`` starts it."""
 
     name = "cuda"
@@ -255,7 +250,7 @@ class ModelDevice(TorchDevice):
     @classmethod
     def open(cls) -> ModelDevice:
         """Open the first CUDA device, or raise an error that says what is missing."""
-        torch = import_cuda_torch("measuring whole models")
+        torch = campaign_engine.import_cuda_torch("measuring whole models")
         torch.manual_seed(0)
         return cls(torch)
 
@@ -330,7 +325,7 @@ def profile_iteration(device: Any, row_id: str, run: Callable[[], Any], bench_ru
     with torch.profiler.profile(activities=activities) as profiler:
         device.issue(run, 1)
         device.synchronize()
-    return total_kernels(row_id, list_trace_events(profiler), bench_run)
+    return total_kernels(row_id, campaign_engine.list_trace_events(profiler), bench_run)
 
 
 def total_kernels(row_id: str, events: Iterable[dict[str, Any]], run: str) -> ModelKernels:
@@ -410,7 +405,7 @@ ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
 
 
 @dataclass
-class ModelCampaign(Campaign):
+class ModelCampaign(campaign_engine.Campaign):
     """One call of ``measure models``. ``cut`` makes a model small, for tests."""
 
     cut: Callable[[ModelDims], ModelDims] = field(default=lambda dims: dims)
