@@ -2,13 +2,12 @@
 
 The process outlives errors of the driver (a failed reading is NaN and counted), reports when the device is gone, and
 ends with its parent. Reading the energy counter of an H200 takes about 3 ms of a processor, other readings a tenth of
-that. With ``--relaxed``, for a user's program, the counter is read ever more rarely as the run grows longer, and
+that. When ``relaxed``, for a user's program, the counter is read ever more rarely as the run grows longer, and
 quickly only now and then around a step, which keeps the counter's phase known.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from dataclasses import asdict, astuple
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from wattcast.core.errors import MissingTool
 from wattcast.measure import energy_samples as layout
@@ -137,29 +137,21 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
     ring.header[layout.STATUS] = layout.STOPPED
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the process, given ring file, source, device number and period."""
-    parser = argparse.ArgumentParser(prog="wattcast.measure.polling_process")
-    parser.add_argument("ring", type=Path)
-    parser.add_argument("source")
-    parser.add_argument("index", type=int)
-    parser.add_argument("period_s", type=float)
-    parser.add_argument("--relaxed", action="store_true")
-    options = parser.parse_args(arguments)
-    parent = os.getppid()
-    ring = SampleRing.attach(options.ring)
+def main(order: dict[str, Any]) -> int:
+    """Run the process as ``Sampler.start`` orders it."""
+    parent, ring = os.getppid(), SampleRing.attach(Path(order["ring"]))
     try:
-        source, identity = open_source(options.source, options.index)
+        source, identity = open_source(order["source"], order["index"])
     except MissingTool as error:
         print(json.dumps({"missing": str(error)}), flush=True)
         return int(error.exit_code)
     print(json.dumps(asdict(identity)), flush=True)
     try:
-        poll_source(source, ring, options.period_s, parent, options.relaxed)
+        poll_source(source, ring, order["period_s"], parent, order["relaxed"])
     finally:
         source.close()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -44,8 +44,7 @@ class Sampler:
     """The reading side. Use as a context manager; starting and stopping are explicit."""
 
     def __init__(self, source: str = "auto", index: int = 0, period_s: float = 0.0015, relaxed: bool = False) -> None:
-        self._wanted = source, index, period_s
-        self._relaxed = relaxed
+        self._order: dict[str, Any] = {"source": source, "index": index, "period_s": period_s, "relaxed": relaxed}
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ring: SampleRing | None = None
@@ -60,15 +59,13 @@ class Sampler:
 
     def start(self, timeout_s: float = 20.0) -> None:
         """Start polling; returns once the first sample is there."""
-        source, index, period_s = self._wanted
-        find_source_makers(source)  # an unknown name is told before a process is started
+        find_source_makers(self._order["source"])  # an unknown name is told before a process is started
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
         self._ring = SampleRing.create(path)
-        command = [sys.executable, "-m", "wattcast.measure.polling_process", str(path), source, str(index)]
-        command += [str(period_s), *(["--relaxed"] if self._relaxed else [])]
+        order = json.dumps(self._order | {"ring": str(path)})
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "wattcast.measure.polling_process", order],
             env=make_child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
