@@ -75,9 +75,7 @@ def choose_next_move(
         return SearchMove(found, False, "again")
     if turn == 0:
         steps, smallest = _list_steps(view)
-        if (found := _choose_fine_step(view, steps)) is not None:
-            return SearchMove(found, False, STEP)
-        if (found := _choose_smallest_step(view, smallest)) is not None:
+        if (found := _choose_fine_step(view, steps) or _choose_smallest_step(view, smallest)) is not None:
             return SearchMove(found, False, STEP)
         if problem.objective.cap_w is not None and not settled:
             return SearchMove(view.best, False, TRADING, 1)
@@ -89,17 +87,14 @@ def choose_next_move(
     if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
         return SearchMove(found, False, "again")
     # Settle on the best setting once it is surely better than the default; until then, run both in turn
-    default, best, tuning = view.default, view.best, view.problem.tuning
-    if best == default:
-        return SearchMove(view.problem.default, True, "settled")
-    if default not in view.score:
-        return SearchMove(best, True, "settled")
-    if view.score[default] - view.score[best] > tuning.verified * view.error(default, best):
-        return SearchMove(best, True, "settled")
-    fewest = min((default, best), key=lambda s: view.seen[s].runs)
-    if view.seen[fewest].runs < tuning.default_runs:
-        return SearchMove(fewest, False, "verify")
-    return SearchMove(view.problem.default, True, "settled")
+    default, best, score, tuning = view.default, view.best, view.score, problem.tuning
+    if best != default:
+        if default not in score or score[default] - score[best] > tuning.verified * view.error(default, best):
+            return SearchMove(best, True, "settled")
+        fewest = min((default, best), key=lambda s: seen[s].runs)
+        if seen[fewest].runs < tuning.default_runs:
+            return SearchMove(fewest, False, "verify")
+    return SearchMove(problem.default, True, "settled")
 
 
 def choose_sensing_step(view: SearchView) -> Settings | None:
