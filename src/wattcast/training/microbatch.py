@@ -235,7 +235,7 @@ def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionW
     )
 
 
-def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> tuple[int, int, int, int]:
+def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> dict[str, int]:
     """Return bytes of inputs, of all saved activations, of those that products wrote, and the peak of passing ones.
 
     Fused pointwise kernels keep nothing but operands of products, so that is what a compiled layer saves.
@@ -247,22 +247,20 @@ def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> tuple[int
     saved = {
         key: s.byte for key, s in section.tape.saved.items() if not s.resident and (key in operands or not compiled)
     }
-    input_byte = section.input_byte
     everything, product_byte = sum(saved.values()), sum(byte for key, byte in saved.items() if key in written)
-    peak = section.peak_byte
+    input_byte, peak = section.input_byte, section.peak_byte
     if recipe.fused_loss and section.label == "head":
         everything, product_byte, peak = input_byte, 0, peak // FUSED_LOSS_CHUNKS
-    return input_byte, everything, product_byte, peak
+    return {"input_byte": input_byte, "saved_byte": everything, "product_byte": product_byte, "peak_byte": peak}
 
 
 def _section_work(
     section: ProgramSection,
     recipe: TrainingRecipe,
-    bytes_of: tuple[int, int, int, int],
+    bytes_of: dict[str, int],
     cp: int,
     seq: int,
 ) -> SectionWork:
-    input_byte, saved_byte, product_byte, peak_byte = bytes_of
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
     backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
     if recipe.fused_loss and section.label == "head":
@@ -275,10 +273,9 @@ def _section_work(
         forward, backward, again = (
             tuple(_as_generated(op, section.repeat > 1) for op in ops) for ops in (forward, backward, again)
         )
-    trained = sum(p.numel for p in section.tape.parameters if p.needs_grad)
+    trained = [p for p in section.tape.parameters if p.needs_grad]
     frozen = [p for p in section.tape.parameters if not p.needs_grad]
-    experts = sum(p.numel for p in section.tape.parameters if p.needs_grad and len(p.shape) == 3)
-    shapes = [(1, *p.shape)[-3:] for p in section.tape.parameters if p.needs_grad and len(p.shape) > 1]
+    shapes = [(1, *p.shape)[-3:] for p in trained if len(p.shape) > 1]
     attention = [op for op in forward if isinstance(op, Attention)]
     if recipe.base_bits < 16:
         narrow = sum(p.numel for p in frozen if len(p.shape) > 1 and section.repeat > 1)
@@ -298,13 +295,10 @@ def _section_work(
         selective=tuple(op for op in again if not op.is_product),
         forward_exchanges=forward_exchanges,
         backward_exchanges=backward_exchanges,
-        trained=trained,
+        trained=sum(p.numel for p in trained),
         frozen=sum(p.numel for p in frozen),
-        expert_trained=experts,
-        input_byte=input_byte,
-        saved_byte=saved_byte,
-        product_byte=product_byte,
-        peak_byte=peak_byte,
+        expert_trained=sum(p.numel for p in trained if len(p.shape) == 3),
+        **bytes_of,
         matrices=tuple((many, rows, columns) for many, rows, columns in shapes),
         key_byte=sum(2 * op.batch * op.kv_heads * (seq // cp) * op.head_dim * op.dtype.byte for op in attention),
     )
