@@ -33,7 +33,7 @@ from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
-from wattcast.manage.card_notes import RefusedKnob
+from wattcast.manage.card_notes import BUSY, RefusedKnob
 from wattcast.manage.daemon_client import DaemonCard
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.manage.policies import Harmonia
@@ -44,7 +44,6 @@ from wattcast.measure.measured_run import PassedSignals
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
-BUSY = 0.5  # share of time with a kernel running, from which the reported clock is that of the work
 SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
 IN_USE = 0.5  # of its memory, or of an issue slot, from which a card without a program's own signal counts as busy
 BLIND_PERIODS = 5  # without visible work, after which the user is told
