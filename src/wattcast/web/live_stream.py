@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,9 +95,7 @@ class ReplayFeed:
         at, now_s = 0, 0.0
         while at < len(self.found):
             now_s += PERIOD_S * speed
-            upto = at
-            while upto < len(self.found) and self.found[upto]["time_s"] <= now_s:
-                upto += 1
+            upto = bisect_right(self.found, now_s, key=lambda point: point["time_s"])
             yield self.found[at:upto]
             at = upto
             await asyncio.sleep(PERIOD_S)
