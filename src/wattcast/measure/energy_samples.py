@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import io
-import mmap
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,13 +58,10 @@ _TIME = re.compile(r"time|date|uptime|t\b", re.IGNORECASE)
 class SampleRing:
     """The mapped file. ``create`` makes one, ``attach`` opens what another process made."""
 
-    def __init__(self, path: Path, capacity: int, mapped: mmap.mmap) -> None:
-        self.path = path
-        self.capacity = capacity
-        self._map = mapped
-        self.header: npt.NDArray[np.int64] = np.frombuffer(mapped, np.int64, _HEADER)
-        body = np.frombuffer(mapped, np.float64, capacity * len(COLUMNS), _HEADER * 8)
-        self._rows = body.reshape(capacity, len(COLUMNS))
+    def __init__(self, path: Path, capacity: int) -> None:
+        self.path, self.capacity = path, capacity
+        self.header = np.asarray(np.memmap(path, np.int64, "r+", shape=(_HEADER,)))
+        self._rows = np.asarray(np.memmap(path, np.float64, "r+", _HEADER * 8, (capacity, len(COLUMNS))))
 
     @classmethod
     def create(cls, path: Path, capacity: int = 2**19) -> SampleRing:
@@ -78,7 +74,7 @@ class SampleRing:
                     os.posix_fallocate(stream.fileno(), 0, size)
         except OSError as error:
             raise CannotWrite(path, error) from error
-        ring = cls._map_file(path, capacity)
+        ring = cls(path, capacity)
         ring.header[[MAGIC, CAPACITY]] = _MAGIC, capacity
         return ring
 
@@ -88,12 +84,7 @@ class SampleRing:
         words = np.fromfile(path, np.int64, 2)
         if len(words) < 2 or words[0] != _MAGIC:
             raise BadInput(f"{path.name}: not a ring of samples.")
-        return cls._map_file(path, int(words[1]))
-
-    @classmethod
-    def _map_file(cls, path: Path, capacity: int) -> SampleRing:
-        with path.open("r+b") as stream:
-            return cls(path, capacity, mmap.mmap(stream.fileno(), 0))
+        return cls(path, int(words[1]))
 
     def write(self, row: Sequence[float]) -> None:
         """Append one row; the head moves last."""
@@ -106,7 +97,7 @@ class SampleRing:
         head = int(self.header[HEAD])
         first = max(since, head - self.capacity + 64, 0)
         index = np.arange(first, head) % self.capacity
-        rows = self._rows[index].copy()
+        rows = self._rows[index]
         overtaken = max(int(self.header[HEAD]) - self.capacity - first, 0)
         return rows[overtaken:]
 
