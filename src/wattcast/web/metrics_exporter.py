@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -276,10 +275,6 @@ def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWork
     return bytes(generate_latest(made))
 
 
-class _MetricsServer(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
 class _MetricsHandler(WSGIRequestHandler):
     timeout = HEADER_S
 
@@ -297,7 +292,7 @@ def serve_metrics(
     """Answer scrapes in a thread; return the server and the thread. ``allowed`` are further names it answers to."""
     names = known_hosts(host, allowed)
     made = make_registry(cards, workloads)
-    from prometheus_client import make_wsgi_app
+    from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
     metrics = make_wsgi_app(made)
 
@@ -307,7 +302,7 @@ def serve_metrics(
         start_response("421 Misdirected Request", [("content-type", "text/plain; charset=utf-8")])
         return [b"this server does not answer to that Host. Start it with --allow-host NAME to allow one.\n"]
 
-    server = _MetricsServer((host, port), _MetricsHandler, bind_and_activate=False)
+    server = ThreadingWSGIServer((host, port), _MetricsHandler, bind_and_activate=False)
     server.socket.close()
     server.socket = open_socket(host, port)
     server.server_address = server.socket.getsockname()[:2]
