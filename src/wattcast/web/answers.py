@@ -340,9 +340,7 @@ def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
 
 def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
     main, *more = _views_of(asked)
-    others: dict[str, configuration_view.ConfigurationView | str] = {
-        f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)
-    }
+    others = {f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)}
     page = build_report_page(main, others, "wattcast serve", datetime.now(UTC))
     return Answer(200, HTML, page.encode())
 
