@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, declare_verb
 from wattcast.core.errors import Refused, bad_value
+from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.microbench import microbench_sessions
 
@@ -99,17 +100,11 @@ def _show_results(results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: P
 
 
 def _write_table(gpu: Gpu, place: Path, table: Path) -> CommandOutput:
-    import csv
-    import io
-
     from wattcast.counter_models.profiler_counters import make_table_lines
 
     lines = make_table_lines(place, gpu.name)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(dict.fromkeys(name for line in lines for name in line)))
-    writer.writeheader()
-    writer.writerows(lines)
-    write_whole(table, stream.getvalue().encode())
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    write_whole(table, encode_csv([names, *([line.get(name, "") for name in names] for line in lines)]))
     return CommandOutput(None, "", notes=[f"{len(lines)} rows with counters: {table}"])
 
 

@@ -20,7 +20,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import read_bytes
+from wattcast.core.strict_files import encode_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
 from wattcast.gpuwattch import architecture as architecture_files
@@ -361,11 +361,8 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         if part in power.parts:
             power.part_w[:, power.parts.index(part)] = watts
     duration_s = np.broadcast_to(activity.duration_s, (len(names),))
-    file = request.out / "kernel_power.csv"
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["kernel", "duration_s", "power_w", *power.parts])
+    file, lines = request.out / "kernel_power.csv", [["kernel", "duration_s", "power_w", *power.parts]]
     for name, seconds, watts in zip(names, duration_s, power.part_w, strict=True):
-        writer.writerow([name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)])
-    write_whole(file, buffer.getvalue().encode())
+        lines.append([name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)])
+    write_whole(file, encode_csv(lines))
     return CountedKernelPower(names, duration_s, power, lost, partial, (*notes, *built.notes), file)
