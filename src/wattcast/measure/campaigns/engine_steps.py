@@ -84,7 +84,7 @@ class StepRecorder:
         self.preemptions = 0
         self.skip_prompts = False
         self._mark = mark
-        self._now: StepRecord | None = None
+        self._now = StepRecord(0.0)  # of calls outside a step: nobody reads it
         self._prompt_tokens: dict[str, int] = {}
         core = engine.engine_core.engine_core
         self._scheduler, executor = core.scheduler, core.model_executor
@@ -99,7 +99,7 @@ class StepRecorder:
         record = self._now = StepRecord(self.clock())
         outputs: list[Any] = self.engine.step()
         record.end_s = self.clock()
-        self._now = None
+        self._now = StepRecord(0.0)
         if record.scheduled:
             self.records.append(record)
         return outputs
@@ -118,34 +118,30 @@ class StepRecorder:
         finally:
             if self.skip_prompts:
                 self._scheduler.connector = None
-        record = self._now
-        if record is not None:
-            cached = output.scheduled_cached_reqs
-            record.scheduled = output.num_scheduled_tokens
-            record.cached = cached.req_ids, cached.num_computed_tokens
-            record.new = [
-                (r.req_id, r.num_computed_tokens, len(r.prompt_token_ids or ())) for r in output.scheduled_new_reqs
-            ]
-            record.running, record.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-            record.cache_use = float(self._scheduler.kv_cache_manager.usage)
-            record.schedule_s = self.clock() - began_s
+        record, cached = self._now, output.scheduled_cached_reqs
+        record.scheduled = output.num_scheduled_tokens
+        record.cached = cached.req_ids, cached.num_computed_tokens
+        record.new = [
+            (r.req_id, r.num_computed_tokens, len(r.prompt_token_ids or ())) for r in output.scheduled_new_reqs
+        ]
+        record.running, record.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        record.cache_use = float(self._scheduler.kv_cache_manager.usage)
+        record.schedule_s = self.clock() - began_s
         return output
 
     def _timed_execute(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s, record = self.clock(), self._now
-        if record is not None and record.scheduled:
+        if record.scheduled:
             record.begin_mark = self._mark()
         result = original(*arguments, **named)
-        if record is not None:
-            record.launch_s += self.clock() - began_s
+        record.launch_s += self.clock() - began_s
         return result
 
     def _timed_sample(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s, record = self.clock(), self._now
         future = original(*arguments, **named)
-        if record is not None:
-            record.end_mark = self._mark()
-            record.launch_s += self.clock() - began_s
+        record.end_mark = self._mark()
+        record.launch_s += self.clock() - began_s
         if wait := getattr(future, "result", None):
             future.result = partial(self._timed_wait, wait)
         return future
@@ -153,8 +149,7 @@ class StepRecorder:
     def _timed_wait(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s = self.clock()
         result = original(*arguments, **named)
-        if self._now is not None:
-            self._now.wait_s += self.clock() - began_s
+        self._now.wait_s += self.clock() - began_s
         return result
 
     def _counted_preempt(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
