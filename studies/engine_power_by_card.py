@@ -24,7 +24,6 @@ from wattcast.fit.few_rows_fit import shift_energies
 from wattcast.fit.kernel_rows import load_kernel_rows
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import Bundle, bundle_for
-from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.host_times import load_engine_records
 from wattcast.validate.model_checks import compare_serving
@@ -79,25 +78,21 @@ def main() -> None:
 
 
 def judge_known_makes() -> None:
-    """Print errors of held-out steps for the mean card, and with the factor of the card's make of memory.
+    """Print errors of held-out steps for the mean card, and for the board of the card's make of memory.
 
-    The factor (``wattcast predict --factor dram_energy=FACTOR``) is the mean of cards of that make that ran no
-    held-out engine. A card's make is the side on which its own kernels of PyTorch lie.
+    A card's make is the side on which its own kernels of PyTorch lie: where the board's part number was read, or its
+    time tells the make, they agree (``studies.card_levels``).
     """
     gpu, levels = hardware.load_gpu("h200"), load_card_levels("h200")
-    mean_card, judged = bundle_for(gpu), [row for row in select_judged_steps() if row["card_uuid"] in levels]
-    ran = {row["card_uuid"] for row in judged}
-    found = []
-    for name, lean in (("lean", True), ("hungry", False)):
-        others = [one.memory for card, one in levels.items() if (one.memory < 0.0) == lean and card not in ran]
-        factor = float(np.exp(np.mean(others)))
-        told = apply_factors(mean_card, {"dram_energy": factor})
-        print(f"{name} memory: dram_energy={factor:.2f}, from {len(others)} cards without held-out engines")
-        own = [row for row in judged if (levels[row["card_uuid"]].memory < 0.0) == lean]
-        found += [compute_power_errors(row, gpu, (mean_card, told)) for row in own]
+    lean, hungry = (bundle_for(hardware.load_gpu(name)) for name in ("h200-000", "h200-001"))
+    judged = [row for row in select_judged_steps() if row["card_uuid"] in levels]
+    found = [
+        compute_power_errors(row, gpu, (bundle_for(gpu), lean if levels[row["card_uuid"]].memory < 0.0 else hungry))
+        for row in judged
+    ]
     plain, known = np.abs(found).mean(axis=0)
-    cards = f"{len(found)} held-out steps on {len(ran)} cards"
-    print(f"{cards}: {plain:.1f} % for the mean card, {known:.1f} % with the factor of their make")
+    cards = f"{len(found)} held-out steps on {len({row['card_uuid'] for row in judged})} cards"
+    print(f"{cards}: {plain:.1f} % for the mean card, {known:.1f} % for the board of their make")
 
 
 def select_judged_steps() -> list[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,14 @@ from wattcast.core import units
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, gpu_names, load_gpu, load_gpu_file
-from wattcast.hardware.catalogue_reader import GPU_ALIASES, MAX_GPU_FILE_BYTE, parse_gpu
+from wattcast.hardware.catalogue_reader import (
+    GPU_ALIASES,
+    MAX_GPU_FILE_BYTE,
+    list_boards,
+    node_of_gpu,
+    parse_gpu,
+    strip_board,
+)
 from wattcast.hardware.gpu import ClockCurve
 
 NAMES = [
@@ -411,11 +418,22 @@ def test_disputed_numbers_name_both_sides() -> None:
 
 
 def test_aliases_resolve_and_spelling_does_not_matter() -> None:
-    assert set(GPU_ALIASES.values()) <= set(NAMES)
+    assert set(GPU_ALIASES.values()) <= {*NAMES, *list_boards()}
     assert not set(GPU_ALIASES) & set(NAMES)
     for alias, name in GPU_ALIASES.items():
         assert load_gpu(alias) is load_gpu(name)
     assert load_gpu("H100 SXM") is load_gpu("h100_sxm") is load_gpu("h100-sxm")
+
+
+def test_a_board_is_its_gpu_under_another_name() -> None:
+    assert not set(list_boards()) & set(NAMES)
+    for name, part_number in list_boards().items():
+        board, gpu = load_gpu(part_number.lower()), load_gpu(strip_board(name))
+        assert (board.name, board.board, gpu.board) == (name, part_number, "")
+        assert replace(board, name=gpu.name, title=gpu.title, board="") == gpu
+        assert node_of_gpu(name) == node_of_gpu(gpu.name)
+        assert name in list_boards(gpu.name)
+    assert list_boards("a10") == {}
 
 
 def test_an_unknown_gpu_gets_the_nearest_names() -> None:

@@ -83,3 +83,18 @@ def test_factors_on_the_command_line(call) -> None:
         assert "NAME=VALUE" in done.err
     twice = call("predict", "gpt2", "--gpu", "l40s", "--factor", "launch=2", "--factor", "launch=3")
     assert twice.code == 2
+
+
+def test_boards_differ_from_the_mean_card_in_what_memory_draws() -> None:
+    asked = {"phase": "decode", "batch": 16, "seq": 2048, "stack": "engine", "price": "h200=3.6EUR/h"}
+    lean, mean, hungry = (wattcast.predict("llama-3.1-8b", g, **asked) for g in ("h200-000", "h200", "h200-001"))
+    assert lean.power_w < mean.power_w < hungry.power_w < 700.0
+    assert lean.latency_s == mean.latency_s == hungry.latency_s
+    assert lean.support.word == "measured"
+    assert lean.cost is not None
+    assert lean.cost == mean.cost
+    for one, part_number in ((lean, "692-2G520-0282-000"), (hungry, "692-2G520-0282-001")):
+        (note,) = [text for text in one.assumptions if part_number in text]
+        factor = float(note.partition("dram_energy ")[2].split()[0])
+        told = wattcast.predict("llama-3.1-8b", "h200", factors={"dram_energy": factor}, **asked)
+        assert_allclose(one.power_w, told.power_w, rtol=1e-9)

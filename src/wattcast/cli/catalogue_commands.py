@@ -73,6 +73,7 @@ def show_gpu(
 
     Example: wattcast gpus show h200 --energies --change registers=2
     """
+    from wattcast.hardware.catalogue_reader import list_boards
     from wattcast.hardware.gpu import list_published_numbers
     from wattcast.predictor.api import find_gpu
 
@@ -83,12 +84,12 @@ def show_gpu(
             "--feature-size, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
         )
     gpu = find_gpu(name)
-    known = list_published_numbers(gpu)
-    plain = _gpu_summary(gpu) | {"numbers": known, "unknown": dict(gpu.unknown)}
-    return CommandOutput(plain, lambda console: _print_gpu(console, gpu, known))
+    known, boards = list_published_numbers(gpu), list_boards(gpu.name)
+    plain = _gpu_summary(gpu) | {"numbers": known, "unknown": dict(gpu.unknown), "boards": boards}
+    return CommandOutput(plain, lambda console: _print_gpu(console, gpu, known, boards))
 
 
-def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]]) -> None:
+def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]], boards: dict[str, str]) -> None:
     from rich.markup import escape
 
     from wattcast.report.text_tables import new_table
@@ -102,6 +103,8 @@ def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]]) -> None:
     console.print(listing)
     for path, why in gpu.unknown.items():
         console.print(f"unknown: {path}: {escape(why)}", style="dim")
+    for board, part_number in boards.items():
+        console.print(f"board {part_number} (by `nvidia-smi -q`) was measured apart: `--gpu {board}`")
 
 
 def _gpu_summary(gpu: Gpu) -> dict[str, Any]:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def _gpu_names(incomplete: str) -> list[str]:
-    from wattcast import hardware
+    from wattcast.hardware.catalogue_reader import gpu_names, list_boards
 
-    return [name for name in hardware.gpu_names() if name.startswith(incomplete)]
+    return [name for name in (*gpu_names(), *list_boards()) if name.startswith(incomplete)]
 
 
 def _model_names(incomplete: str) -> list[str]:

@@ -27,6 +27,7 @@ from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
 from wattcast.fit.kernel_rows import PLANNED, ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
 from wattcast.hardware import Gpu, load_gpu
+from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import RunCondition
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
@@ -147,7 +148,7 @@ def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile],
                     notes.append(f"{path.name}: columns of no known table; passed over.")
                 continue
             system = _system_name(file.system)
-            if system == gpu.name or (not system and not given.is_dir()):
+            if system == strip_board(gpu.name) or (not system and not given.is_dir()):
                 found.append(file)
             elif not given.is_dir():
                 raise bad_value("table", f"one of the {gpu.name}", f"{path.name} of {file.system}")

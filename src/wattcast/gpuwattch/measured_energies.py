@@ -41,6 +41,7 @@ from wattcast.gpuwattch.component_build import BuiltComponentModel, build_compon
 from wattcast.gpuwattch.energy_table import EnergyTable, read_component_set
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import OperatingPoint
+from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.component_power import STATIC_NAMES
 from wattcast.power.power_model import VoltageCurve
@@ -281,7 +282,7 @@ class MeasuredChip:
 @cache
 def measured_chip(name: str) -> MeasuredChip:
     """Return the coefficients of a GPU: those of the H200 as fitted, of A100, H100 and B200 carried over."""
-    gpu, file = find_gpu(name), _read_measured_file()
+    gpu, file = find_gpu(strip_board(name)), _read_measured_file()
     parent, design = shipped_bundle(PARENT), design_from_gpu(gpu)
     assert parent is not None
     if gpu.name == PARENT:

@@ -14,6 +14,7 @@ import numpy as np
 
 from wattcast.core import errors, files, units
 from wattcast.core.errors import bad_value
+from wattcast.core.records import replace
 from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.hardware import gpu as chip
@@ -50,8 +51,11 @@ class _CurveLeaf(msgspec.Struct, forbid_unknown_fields=True):
 
 # where the number of a key in the file goes in ``Gpu``, and its unit; without those needed nothing can be predicted
 _NUMBERS = {row["key"]: row for row in read_shipped_table("wattcast.hardware", "gpu_fields.csv")}
+# boards of a GPU that were measured apart: name -> name of the GPU and part number
+_BOARDS = {row["name"]: row for row in read_shipped_table("wattcast.hardware", "gpu_boards.csv")}
 # what people say for a catalogue name; beyond these, only the names themselves are understood
 GPU_ALIASES = {row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")}
+GPU_ALIASES |= {said: name for name, row in _BOARDS.items() for said in (name, row["part_number"])}
 
 
 def _make_group_type(name: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
@@ -102,12 +106,33 @@ def gpus() -> list[Gpu]:
 
 
 def load_gpu(name: str) -> Gpu:
-    """Return the catalogue GPU of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
-    return _load_by_name(_resolve_gpu_name(name))
+    """Return the catalogue GPU of that name (case, ``-``, ``_``, ``.`` and blanks do not matter).
+
+    A board that was measured apart has a name of its own, and answers to its part number.
+
+    >>> load_gpu("692-2G520-0282-000").name
+    'h200-000'
+    """
+    return _load_by_name(resolve_gpu_name(name))
+
+
+def list_boards(gpu: str = "") -> dict[str, str]:
+    """Return names and part numbers of boards that were measured apart, of one catalogue GPU or of all."""
+    return {name: row["part_number"] for name, row in _BOARDS.items() if gpu in ("", row["gpu"])}
+
+
+def strip_board(name: str) -> str:
+    """Return the name of the GPU that a board carries; that of a GPU stays as it is.
+
+    >>> strip_board("h200-000"), strip_board("h200")
+    ('h200', 'h200')
+    """
+    return _BOARDS[name]["gpu"] if name in _BOARDS else name
 
 
 @lru_cache(maxsize=256)
-def _resolve_gpu_name(name: str) -> str:
+def resolve_gpu_name(name: str) -> str:
+    """Return the name in the catalogue, of a GPU or a board, that ``name`` means."""
     if name in node_names():
         wanted = f"a GPU, such as {', '.join(load_node(name).gpus) or 'l40s'}, with `--node {name}`"
         raise errors.bad_value("gpu", wanted, f"a node ({load_node(name).title})")
@@ -116,6 +141,9 @@ def _resolve_gpu_name(name: str) -> str:
 
 @cache
 def _load_by_name(name: str) -> Gpu:
+    if name in _BOARDS:
+        gpu, part = _load_by_name(_BOARDS[name]["gpu"]), _BOARDS[name]["part_number"]
+        return replace(gpu, name=name, title=f"{gpu.title}, board {part}", board=part)
     return parse_gpu(_catalogue_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
 
 
@@ -276,7 +304,7 @@ def load_node_file(path: Path) -> Node:
 
 def node_of_gpu(gpu: str) -> Node:
     """Return the node that a catalogue GPU is usually built into, else a box of PCIe cards."""
-    return load_node(_map_gpus_to_nodes().get(gpu, "pcie-box"))
+    return load_node(_map_gpus_to_nodes().get(strip_board(gpu), "pcie-box"))
 
 
 @cache

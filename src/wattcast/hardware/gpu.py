@@ -173,6 +173,7 @@ class Gpu:
     power: PowerSpec
     use: CardUse = CardUse.DATA_CENTRE
     node: Node | None = None  # where it stands; None: in the node it is usually built into
+    board: str = ""  # part number, where boards of this GPU were measured apart; empty: any of them
     claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)  # dotted path -> who says so
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
 

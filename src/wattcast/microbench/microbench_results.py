@@ -172,7 +172,9 @@ def read_shipped_results(gpu: Gpu) -> tuple[MicroRow, ...]:
 
 def results_folder(gpu: Gpu) -> Path:
     """Return the folder where shipped results lie."""
-    return Path(str(files("wattcast"))) / "database" / gpu.name
+    from wattcast.hardware.catalogue_reader import strip_board  # not on machines that only measure
+
+    return Path(str(files("wattcast"))) / "database" / strip_board(gpu.name)
 
 
 def keep_first_rounds(results: Iterable[MicroRow]) -> dict[str, MicroRow]:

@@ -26,7 +26,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Sweepable, as_sweep
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.catalogue_reader import load_node, load_node_file
+from wattcast.hardware.catalogue_reader import load_node, load_node_file, strip_board
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C, Node
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -337,7 +337,7 @@ def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
     from wattcast.predictor.bundle.calibrated import load_bundle  # few predictions bring a bundle
 
     found = load_bundle(Path(bundle))
-    if found.gpu != gpu.name:
+    if strip_board(found.gpu) != strip_board(gpu.name):
         raise bad_value(
             "bundle", f"one of the {gpu.name}", f"one of the {found.gpu}", "Choose the GPU it was made for."
         )

@@ -11,6 +11,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
+from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
 ANY_GPU = ""  # in ``rent_per_s``: every GPU that is not named
@@ -40,7 +41,8 @@ class Prices:
         cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is counted;
         where GPUs have rents, one without has an unknown cost.
         """
-        rent = self.rent_per_s.get(gpu, self.rent_per_s.get(ANY_GPU))
+        names = (gpu, strip_board(gpu), ANY_GPU)
+        rent = next((self.rent_per_s[name] for name in names if name in self.rent_per_s), None)
         if (self.per_j is None and rent is None) or (self.rent_per_s and rent is None):
             return None
         return energy_j * self.pue * (self.per_j or 0.0) + gpu_s * (rent or 0.0)
@@ -119,14 +121,11 @@ def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, s
 
 
 def _read_rent(text: str) -> tuple[str, str, float]:
-    from wattcast import hardware
-    from wattcast.hardware.catalogue_reader import GPU_ALIASES
-
     gpu, equals, amount = text.partition("=")
     if not equals:
         each, currency = _read_money(text, "s", "price", "3.50USD/h, or h200=3.50USD/h")
         return ANY_GPU, currency, each
-    known = errors.resolve_name("gpu", gpu, hardware.gpu_names(), GPU_ALIASES)
+    known = resolve_gpu_name(gpu)
     each, currency = _read_money(amount, "s", f"price {known}", "3.50USD/h")
     return known, currency, each
 

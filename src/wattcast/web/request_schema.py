@@ -15,6 +15,7 @@ from wattcast import hardware
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_json
 from wattcast.core.units import Dtype
+from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.prices import PriceKeywords
 from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
@@ -44,7 +45,7 @@ def _one_of(names: Any) -> Meta:
     return Meta(extra_json_schema={"enum": [str(name) for name in names]}, max_length=64)
 
 
-GpuName = Annotated[str, _one_of(hardware.gpu_names())]
+GpuName = Annotated[str, _one_of([*hardware.gpu_names(), *list_boards()])]
 NumberFormat = Annotated[str, _one_of(model_options.RUNNABLE_DTYPES)]
 
 

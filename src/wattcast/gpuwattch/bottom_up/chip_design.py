@@ -26,6 +26,7 @@ from wattcast.gpuwattch.bottom_up.chip_units import MemoryController, RouterShap
 from wattcast.gpuwattch.bottom_up.memory_array import ArrayCost, ArrayPorts, SearchedBuffer, SramArray, sram_cost
 from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
 from wattcast.hardware import Gpu
+from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.power.component_power import Leakage
 
 Chosen = TypeVar("Chosen")
@@ -288,7 +289,7 @@ def design_from_gpu(
         notes.append(f"{gpu.memory.kind}: {memory.source}; device memory is left out")
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
     link_um, said = 0.0, "the die's area is not in the table: wires between SMs and L2 are left out"
-    for die in (row for row in dies if row["gpu"] == gpu.name):
+    for die in (row for row in dies if row["gpu"] == strip_board(gpu.name)):
         # mean wire between SM and L2: a quarter of a square die's side each way to the middle
         link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
         said = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"

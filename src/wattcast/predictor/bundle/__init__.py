@@ -5,6 +5,7 @@ from __future__ import annotations
 from wattcast.core import files
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu
+from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
 from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, starting_bundle
 
@@ -13,6 +14,10 @@ __all__ = ["Bundle", "bundle_for", "fit_status", "forecast_bundle", "shipped_bun
 
 def bundle_for(gpu: Gpu) -> Bundle:
     """The measured bundle that ships for this GPU, else its forecast, with the calibration that ships if one does."""
+    if gpu.board:
+        from wattcast.predictor.bundle.calibrated import shipped_board_bundle  # few GPUs have boards of their own
+
+        return shipped_board_bundle(gpu.name, gpu.board)
     found = shipped_bundle(gpu.name)
     if found is None and gpu.compute_capability in forecast_rule().same_processor:
         from wattcast.predictor.bundle.calibrated import calibrated_bundle  # few GPUs have one
@@ -23,7 +28,7 @@ def bundle_for(gpu: Gpu) -> Bundle:
 
 def fit_status(gpu: str) -> FitStatus:
     """Return the status of a catalogue GPU's bundle from the file that ships for it, without reading it."""
-    folder = files("wattcast.predictor.bundle").joinpath(gpu)
+    folder = files("wattcast.predictor.bundle").joinpath(strip_board(gpu))
     if folder.joinpath("bundle.json").is_file():
         return FitStatus.MEASURED
     return FitStatus.CALIBRATED if folder.joinpath("calibration.yaml").is_file() else FitStatus.FORECAST

@@ -23,6 +23,7 @@ from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance, decode_json, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
+from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
 from wattcast.power import PowerModel, power_model_kind
 from wattcast.predictor.bundle.support_widening import (
@@ -238,8 +239,8 @@ def read_bundle(path: Path) -> Bundle:
 
 @cache
 def shipped_bundle(gpu: str) -> Bundle | None:
-    """Return the bundle that ships for this GPU, or None."""
-    folder = files("wattcast.predictor.bundle").joinpath(gpu)
+    """Return the bundle that ships for this GPU, for the mean of its boards, or None."""
+    folder = files("wattcast.predictor.bundle").joinpath(strip_board(gpu))
     path, beside = folder.joinpath("bundle.json"), folder.joinpath(ARRAYS_FILE)
     if not path.is_file():
         return None

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from wattcast.core import files
@@ -37,6 +38,7 @@ from wattcast.predictor.bundle.bundle_file import (
     read_bundle,
     residuals_from_bytes,
     residuals_to_bytes,
+    shipped_bundle,
     write_bundle,
 )
 from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule
@@ -197,6 +199,32 @@ def apply_factors(bundle: Bundle, factors: Mapping[str, float]) -> Bundle:
         return bundle
     check_factors(factors)
     notes = tuple(f"factor of your own: {name} {value:g}" for name, value in factors.items())
+    return _scale_bundle(bundle, factors, notes)
+
+
+class _BoardFile(msgspec.Struct, forbid_unknown_fields=True):
+    factors: dict[str, float]
+    cards: int
+    source: str
+
+
+@cache
+def shipped_board_bundle(gpu: str, part_number: str) -> Bundle:
+    """Return the bundle that ships for boards of one part number: the mean card's with factors of these boards.
+
+    ``boards.yaml`` has the factors, which ``python -m studies.card_levels --write`` learns.
+    """
+    mean_card, where = shipped_bundle(gpu), "boards.yaml"
+    assert mean_card is not None, "boards are told apart where a GPU was measured"
+    data = files("wattcast.predictor.bundle").joinpath(where).read_bytes()
+    board = decode_yaml(data, dict[str, _BoardFile], where)[part_number]
+    said = ", ".join(f"{name} {value:g}" for name, value in board.factors.items())
+    note = f"board {part_number}: {said} times the mean card's, from {board.cards} cards"
+    return _scale_bundle(mean_card, board.factors, (note,))
+
+
+def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str, ...]) -> Bundle:
+    """Scale a bundle by factors and add notes to its assumptions."""
     return replace(
         bundle,
         corrections={name: _scale_correction(name, c, factors) for name, c in bundle.corrections.items()},
