@@ -74,9 +74,10 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     for row in known.serving_steps:
         steps[row["run"]].append(row)
     for folder in folders:
-        cards = {run["run"]: run.get("card_uuid", "") for run in _read_named(folder / "runs.jsonl", "run")}
+        runs = _read_named(folder / "runs.jsonl", "run")
+        cards = {run["run"]: {name: run.get(name, "") for name in ("card_uuid", "card_board")} for run in runs}
         for row in _read_named(folder / "rows.jsonl", "id", "kind", "model"):
-            by_id[row["id"]] = _flatten_row(row) | {"card_uuid": cards.get(str(row.get("run")), "")}
+            by_id[row["id"]] = _flatten_row(row) | cards.get(str(row.get("run")), {"card_uuid": ""})
         served = [row for row in _read_named(folder / "requests.jsonl", "run", "number") if row["run"] in by_id]
         requests |= {request["run"]: {} for request in served}  # a run measured again may have fewer
         for request in served:
