@@ -338,9 +338,11 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
         *(load_byte, 3.0 * load_byte),
         *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0, 0.0),
     )
+    kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
     plain = {
         "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"),
-        "narrow": float(narrow), "skewed": engine.RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
+        "narrow": float(narrow), "tuned": float((op.experts, op.intermediate, kind) in _tuned_experts()),
+        "skewed": engine.RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
         "fill": tiles / (sms * ceil(tiles / sms)), "padding": picks / padded,
         "active_share": op.active / op.experts, "block_m": float(block),
         "held": min(weight / reference.l2_byte, 3.0),
@@ -351,8 +353,14 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
         "log_active": op.active, "log_each": picks / op.active, "log_units": tiles,
         "log_elsewhere": 1.0 + op.elsewhere,
     }  # fmt: skip
-    kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
     return f"gemm.engine.experts.{kind}", work, plain, logs
+
+
+@cache
+def _tuned_experts() -> frozenset[tuple[int, int, str]]:
+    """Read for which experts, inner sizes and formats vLLM 0.25.1 ships tiles tuned on an H200 (Triton's kernels)."""
+    rows = read_shipped_table("wattcast.kernels.families", "tuned_experts.csv")
+    return frozenset((int(row["experts"]), int(row["intermediate"]), row["kind"]) for row in rows)
 
 
 _REGISTERS = 65536.0  # of an SM
