@@ -28,8 +28,12 @@ from studies.public_checks.published_checks import predict_epochs, read_epochs
 
 import wattcast.predictor.bundle.support_widening as distances
 from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import read_table
 from wattcast.core.strict_files import reference_folder
+from wattcast.fit.database_fit import HELD_OUT_FILE
 from wattcast.fit.held_out import weighted_quantile
+from wattcast.hardware import load_gpu
+from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import compute_latency_s
 from wattcast.predictor.uncertainty import combine_log_ends, kernel_log_ends, kernel_shares, widen_log_ends
@@ -39,18 +43,22 @@ MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's 
 TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"
 TITANX_UPPER = 0.75  # of its top clock: the plane reaches down to half of that, and rows far below are wanted
 STEP = 0.05  # of a correlation
+CAPPED = 0.97  # of the limit, above which it is what holds a kernel
 FAR_OCTAVES = 0.5  # nearer rows say more about noise than about distance
 
 
-def learn_together(sets: Iterable[coverage.ModelSet], quantity: str) -> tuple[float, int]:
-    """Learn the correlation of kernels' errors at which most nearly 90 % of workloads lie inside."""
+def learn_together(sets: Iterable[coverage.ModelSet], quantity: str, capped: float = 1.0) -> tuple[float, int]:
+    """Learn the correlation of kernels' errors at which most nearly 90 % of workloads lie inside.
+
+    ``capped`` is the factor on ends under the power limit.
+    """
     found = []
     for some in sets:
         for p, ratio in zip(some.predictions, some.log_ratio(quantity), strict=True):
             if quantity == "power" and p.capped:
                 continue  # the governor holds it, whatever errs
             basis = p.basis
-            ends = kernel_log_ends(basis.timeline, basis.bundle, basis.reasons)
+            ends = kernel_log_ends(basis.timeline, basis.bundle, basis.reasons) * (capped if p.capped else 1.0)
             cards = distances.NORMAL_P90 * getattr(basis.bundle.cards, quantity)
             share = kernel_shares(basis)[0 if quantity == "latency" else 1]
             found.append((ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards))
@@ -91,6 +99,22 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
         f"cost that {len(factor)} runs held up by the host ask for, over the default; {len(set(machine))} machines"
     )
     return distances.HostSpread(round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source)
+
+
+def learn_capped(gpu: str) -> distances.CappedEnds:
+    """Learn how far ends of bursts must be scaled to hold 90 % of kernels under the power limit.
+
+    Each row was predicted by a fit that never saw its shape (``out_of_fold.parquet``).
+    """
+    bundle, limit_w = bundle_for(load_gpu(gpu)), float(np.mean(load_gpu(gpu).power.limit_w))
+    rows = read_table(Path(distances.__file__).with_name(gpu) / HELD_OUT_FILE)
+    capped = [row for row in rows if row["kind"] == "sustained" and row["power_w"] > CAPPED * limit_w]
+    ratio = np.log([row["latency_s"] / row["predicted_latency_s"] for row in capped])
+    ends = np.log([bundle.residuals[row["family"]].latency for row in capped])
+    scale = bundle.widening.scale(np.array([(row["near"], row["near_power"]) for row in capped]).T)
+    needed = np.abs(ratio) / (np.where(ratio > 0.0, ends[:, 1], -ends[:, 0]) * scale[0])
+    source = f"{len(capped)} kernels that drew over {CAPPED:g} of the limit, left out of the fit"
+    return distances.CappedEnds(round(float(np.nanquantile(needed, coverage.LEVEL)), 2), len(capped), source)
 
 
 def engine_host() -> distances.EngineHost:
@@ -235,8 +259,10 @@ def learn(reference: Path) -> str:
     """Learn all distances and return them as YAML."""
     known = distances.learned_distances()
     layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
+    unseen = coverage.load_step_set("h200", held_out=True)
     kernels, models = coverage.load_table_sets(reference), coverage.load_published_models(reference)
-    time, rows = learn_together([layers, captured], "latency")
+    capped = learn_capped("h200")
+    time, rows = learn_together([layers, captured], "latency", capped.latency)
     power, more = learn_together([captured], "power")
     conditions = {name: msgspec.to_builtins(c) for name, c in known.conditions.items()}
     by_clock = [m for m in models if m.chip == "A100"]
@@ -250,7 +276,8 @@ def learn(reference: Path) -> str:
             rows + more,
             f"latency of {rows} layers and whole models, power of {more} whole models, on the H200",
         ),
-        steps=coverage.learn_step_spread(coverage.load_step_set("h200", held_out=True)),
+        steps={kind: coverage.learn_step_spread(unseen, kind) for kind in ("dense", "experts")},
+        capped=capped,
         host=learn_host([*models, launched]),
         engine_host=engine_host(),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),

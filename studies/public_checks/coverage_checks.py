@@ -41,9 +41,11 @@ from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds,
 from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.uncertainty import (
     compute_interval,
+    find_step_kind,
     find_unmeasured,
     govern_ends,
     kernel_log_ends,
+    scale_capped_ends,
     widen_log_ends,
 )
 from wattcast.serving.host_times import COMPILED, load_engine_records
@@ -210,6 +212,7 @@ def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> Kernel
         time, power = (widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True))
         if predicted is not None:
             limit_w = float(np.mean(gpu.power.limit_w))
+            time = time * scale_capped_ends(with_ends, predicted[:, 3:], limit_w)
             power = np.log(
                 govern_ends(predicted[:, 1:2], predicted[:, 3:], np.exp(power), limit_w) / predicted[:, 1:2]
             )
@@ -289,12 +292,13 @@ def load_step_set(gpu: str, held_out: bool) -> ModelSet:
     return ModelSet(f"{gpu} engine steps, {side} models", "", tuple(predict_many(asked, gpu, force=True)), measured)
 
 
-def learn_step_spread(some: ModelSet, without: str = "") -> StepSpread:
+def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> StepSpread:
     """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps of one engine.
 
-    Of n steps (n + 1)·0.9 must be inside for that: split conformal prediction [Lei2018], since steps are few.
+    ``kind`` is that of the models, dense or with experts. Of n steps (n + 1)·0.9 must be inside for that: split
+    conformal prediction [Lei2018], since steps are few.
     """
-    kept = np.array([_engine_of(p) != without for p in some.predictions])
+    kept = np.array([_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions])
     found, count = {"latency": 0.0, "power": 0.0}, int(kept.sum())
     for quantity in found:
         ratio = some.log_ratio(quantity)
@@ -305,16 +309,17 @@ def learn_step_spread(some: ModelSet, without: str = "") -> StepSpread:
             enough = np.sum(((low <= ratio) & (ratio <= high))[kept]) >= LEVEL * (count + 1)
             least, most = (least, half) if enough else (half, most)
         found[quantity] = round(most, 4)
-    engines = len({_engine_of(p) for p in some.predictions} - {without})
+    engines = len({_engine_of(p) for p, is_kept in zip(some.predictions, kept, strict=True) if is_kept})
     return StepSpread(**found, rows=count, source=f"steps of {engines} engines that no law was fitted to")
 
 
 def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
     """Return log-ends of the steps of each engine, learned from those of the other engines."""
     engines = np.array([_engine_of(p) for p in some.predictions])
+    kinds = {_engine_of(p): find_step_kind(p.basis) for p in some.predictions}
     found = np.empty((len(engines), 2))
-    for name in dict.fromkeys(engines.tolist()):
-        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, name))[engines == name]
+    for name, kind in kinds.items():
+        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, kind, name))[engines == name]
     return found
 
 

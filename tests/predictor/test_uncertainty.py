@@ -10,6 +10,8 @@ import wattcast
 from wattcast.predictor.bundle.support_widening import NORMAL_P90, OutsideReason, learned_distances
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.uncertainty import UnmeasuredKernel, kernel_log_ends
+from wattcast.workload.graph import Graph
+from wattcast.workload.operator_types import Linear
 
 
 def predicted(**more: object) -> Prediction:
@@ -109,13 +111,32 @@ def test_steps_of_the_measured_engine_are_known_better_than_its_kernels() -> Non
     Scaled ends of kernels were still -11 to +30 %, for the sake of steps that the host held up.
     """
     step = wattcast.predict("llama3-8b", gpu="h200", stack="engine", phase="decode", batch=32, seq=1024)
-    basis, steps = step.basis, learned_distances().steps
+    basis, steps = step.basis, learned_distances().steps["dense"]
     assert not kernel_log_ends(basis.timeline, basis.bundle, basis.reasons, is_step=True).any()
     half = np.hypot(steps.latency, NORMAL_P90 * basis.bundle.cards.latency)
     assert_allclose(step.interval.latency_s / step.latency_s, np.exp([-half, half]))
     assert half < 0.1
     unseen = dict.fromkeys(range(len(basis.timeline.calls)), UnmeasuredKernel(OutsideReason.KIND, ""))
     assert (kernel_log_ends(basis.timeline, basis.bundle, unseen, is_step=True)[:, 1] > 0.2).all()
+
+
+def test_a_step_with_experts_is_less_sure_than_a_dense_one() -> None:
+    asked = {"gpu": "h200", "stack": "engine", "phase": "decode", "batch": 32, "seq": 1024}
+    dense, experts = (wattcast.predict(name, **asked) for name in ("llama3-8b", "mixtral-8x7b"))
+    widths = [float(p.interval.latency_s[1] / p.latency_s) for p in (dense, experts)]
+    assert widths[0] < widths[1]
+
+
+def test_kernels_under_the_limit_have_narrower_ends_of_latency() -> None:
+    """By ``CappedEnds``, on a GPU that was measured; the spread of cards beside them stays as it is."""
+    workload = Graph.from_operators("product", [Linear(8192, 8192, 8192)])
+    for gpu, factor in (("h200", learned_distances().capped.latency), ("h100-sxm", 1.0)):
+        held, burst = (wattcast.predict(workload, gpu, duration=d) for d in (None, "5ms"))
+        assert held.capped
+        cards = NORMAL_P90 * held.basis.bundle.cards.latency
+        ends = [np.log(p.interval.latency_s / p.latency_s) for p in (held, burst)]
+        kernel = [np.sqrt(np.square(e) - cards**2) for e in ends]
+        assert_allclose(kernel[0], factor * kernel[1], rtol=1e-3)
 
 
 def test_power_held_at_the_limit_errs_only_below_the_power_asked_for() -> None:

@@ -151,10 +151,12 @@ def compute_interval(
     kernels = kernel_log_ends(basis.timeline, bundle, basis.reasons, is_step=is_step)
     spread = np.array([NORMAL_P90 * bundle.cards.latency, NORMAL_P90 * bundle.cards.power])
     if is_step:
-        steps = learned_distances().steps if steps is None else steps
+        steps = learned_distances().steps[find_step_kind(basis)] if steps is None else steps
         spread = np.hypot(spread, [steps.latency, steps.power])
     by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(spread.take(_ENDS_OF))))
-    latency = np.exp(widen_log_ends(combine_log_ends(time, kernels[:, :2], together.latency), by[..., :2]))
+    time_ends = combine_log_ends(time, kernels[:, :2], together.latency)
+    time_ends = time_ends * scale_capped_ends(bundle, basis.asked_w, _limit_w(basis))[..., np.newaxis]
+    latency = np.exp(widen_log_ends(time_ends, by[..., :2]))
     power = np.exp(widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:]))
     latency_s = totals.latency_s[..., np.newaxis] * latency
     mean_w, limit_w = totals.power_w[..., np.newaxis], _limit_w(basis)[..., np.newaxis]
@@ -163,6 +165,12 @@ def compute_interval(
     off = np.hypot(np.log(latency), np.log(power_w / mean_w))
     energy_j = totals.energy_j[..., np.newaxis] * np.exp(off * OUTWARD)
     return PredictionInterval(bundle.interval_level, latency_s, power_w, energy_j)
+
+
+def scale_capped_ends(bundle: Bundle, asked_w: Array, limit_w: Array | float) -> Array:
+    """Return the factor on the ends of latency: that of ``CappedEnds`` where the limit holds a measured GPU."""
+    capped = (asked_w > limit_w) & (bundle.status is FitStatus.MEASURED)
+    return np.where(capped, learned_distances().capped.latency, 1.0)
 
 
 def govern_ends(mean_w: Array, asked_w: Array, ends: Array, limit_w: Array | float) -> Array:
@@ -242,6 +250,12 @@ def is_measured_engine(basis: PredictionBasis) -> bool:
     bundle = basis.bundle
     measured = bundle.status is FitStatus.MEASURED and any(name.startswith("engine_") for name in bundle.seen)
     return measured and basis.graph.stack == SoftwareStack.ENGINE
+
+
+def find_step_kind(basis: PredictionBasis) -> str:
+    """Find whether a step is one of a model with ``experts`` or of a ``dense`` one, which is predicted better."""
+    families = basis.timeline.kernels.work.kernel_family.values
+    return "experts" if any(".experts" in family for family in families) else "dense"
 
 
 def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str:

@@ -173,6 +173,14 @@ class StepSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class CappedEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ends of kernels under the power limit over those of bursts: a slower one draws less and is clocked higher."""
+
+    latency: float
+    rows: int
+    source: str
+
+
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The host's cost of an operator over the default: low and high ends of 90 % of runs that it holds up."""
 
@@ -208,7 +216,8 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cards: PublishedSpread
     widening: Widening
     together: ErrorCorrelation
-    steps: StepSpread
+    steps: dict[str, StepSpread]  # of models that are ``dense``, and of those with ``experts``
+    capped: CappedEnds
     host: HostSpread
     engine_host: EngineHost
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
