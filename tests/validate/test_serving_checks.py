@@ -9,9 +9,11 @@ from studies.engine_host_times import FITTING, fit_host_times
 from studies.learn_distances import engine_host
 
 from wattcast import hardware
+from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.serving.host_times import load_engine_records, load_host_times
 from wattcast.validate.model_checks import (
+    compare_known_boards,
     compare_serving,
     make_serving_rows,
     serving_rows,
@@ -33,10 +35,24 @@ def test_intervals_and_simulations_have_the_same_host() -> None:
 
 def test_fitting_runs_meet_the_goals_of_traffic(records) -> None:
     found = compare_serving(records, hardware.load_gpu("h200"), models=("llama-3.1-8b",), held_out=False)
-    rows = {row["quantity"]: row["mape"] for row in make_serving_rows("h200", found) if "traffic" in row["set"]}
+    said = make_serving_rows("h200", found, {False: "fitting"})
+    rows = {row["quantity"]: row["mape"] for row in said if "traffic" in row["set"]}
     goals = {"TPOT p50": 6, "TPOT p99": 12, "TTFT p50": 12, "TTFT p99": 25, "throughput": 4, "power": 4}
     assert all(rows[name] < goal for name, goal in goals.items()), rows
     assert not any(one.held_out for one in found)
+
+
+def test_a_step_is_judged_with_the_board_that_was_read(records) -> None:
+    """Power is nearer than for the mean card on both boards; steps on cards without one are left out."""
+    told = compare_known_boards(records, "h200")
+    plain = {one.id: one for one in compare_serving(records, hardware.load_gpu("h200"), held_out=True)}
+    board = {row["id"]: row["card_board"] for row in records.rows if row["card_board"]}
+    assert {one.id for one in told} == {name for name in board if name in plain}
+    assert set(board.values()) == set(list_boards("h200").values())
+    for part_number in list_boards("h200").values():
+        steps = [one for one in told if one.kind == "decode" and board[one.id] == part_number]
+        known = sum(abs(one.error_percent("power")) for one in steps)
+        assert known < 0.8 * sum(abs(plain[one.id].error_percent("power")) for one in steps), part_number
 
 
 def test_held_out_rows_stay_apart(records) -> None:

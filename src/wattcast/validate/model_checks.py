@@ -11,7 +11,7 @@ marked ``held_out`` or ``held_out_load`` in the database.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase, fit_host_cost
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import total_at_clock
@@ -292,13 +293,24 @@ def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow
         records = load_engine_records(database or gpu)
     except WattcastError as error:  # no such database, or one without engines
         return [make_absent_row(f"{gpu} engine", "all", f"{REQUESTS_FILE}: {error}")]
-    return make_serving_rows(gpu, compare_serving(records, hardware.load_gpu(gpu)))
+    found = compare_serving(records, hardware.load_gpu(gpu))
+    rows = make_serving_rows(gpu, found, {False: "fitting models", True: "held-out models and loads"})
+    return rows + make_serving_rows(gpu, compare_known_boards(records, gpu), {True: "held-out models, board told"})
 
 
-def make_serving_rows(gpu: str, found: Sequence[ServingComparison]) -> list[LedgerRow]:
-    """Return the mean absolute error of each quantity by kind of row and side of the split."""
+def compare_known_boards(records: EngineRecords, gpu: str) -> list[ServingComparison]:
+    """Predict steps of held-out models on cards whose board was read, each with its board as the GPU."""
+    found = []
+    for name, part_number in list_boards(gpu).items():
+        kept = [row for row in records.rows if row["kind"] != "traffic" and row.get("card_board") == part_number]
+        found += compare_serving(replace(records, rows=tuple(kept)), hardware.load_gpu(name), held_out=True)
+    return found
+
+
+def make_serving_rows(gpu: str, found: Sequence[ServingComparison], labels: Mapping[bool, str]) -> list[LedgerRow]:
+    """Return the mean absolute error of each quantity by kind of row and side of the split, which has a label."""
     rows: list[LedgerRow] = []
-    for side, label in ((False, "fitting models"), (True, "held-out models and loads")):
+    for side, label in labels.items():
         for kind in ("decode", "prefill", "mixed", "traffic"):
             same = [one for one in found if one.kind == kind and one.held_out == side]
             goals: dict[str, Any] = TRAFFIC_GOALS if kind == "traffic" else STEP_GOALS[kind]
