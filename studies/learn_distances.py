@@ -101,7 +101,7 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
     return distances.HostSpread(round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source)
 
 
-def learn_capped(gpu: str) -> distances.CappedEnds:
+def learn_capped(gpu: str) -> distances.LearnedPair:
     """Learn how far ends of bursts must be scaled to hold 90 % of kernels under the power limit.
 
     Each row was predicted by a fit that never saw its shape (``out_of_fold.parquet``).
@@ -114,7 +114,7 @@ def learn_capped(gpu: str) -> distances.CappedEnds:
     scale = bundle.widening.scale(np.array([(row["near"], row["near_power"]) for row in capped]).T)
     needed = np.abs(ratio) / (np.where(ratio > 0.0, ends[:, 1], -ends[:, 0]) * scale[0])
     source = f"{len(capped)} kernels that drew over {CAPPED:g} of the limit, left out of the fit"
-    return distances.CappedEnds(round(float(np.nanquantile(needed, coverage.LEVEL)), 2), len(capped), source)
+    return distances.LearnedPair(round(float(np.nanquantile(needed, coverage.LEVEL)), 2), 1.0, len(capped), source)
 
 
 def engine_host() -> distances.EngineHost:
@@ -270,7 +270,7 @@ def learn(reference: Path) -> str:
     conditions["power limit"] |= learn_limit(reference)
     learned = msgspec.structs.replace(
         known,
-        together=distances.ErrorCorrelation(
+        together=distances.LearnedPair(
             time,
             power,
             rows + more,

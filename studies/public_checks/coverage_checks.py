@@ -37,7 +37,7 @@ from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.bundle.forecast import forecast_residuals
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, OutsideReason, StepSpread
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, LearnedPair, OutsideReason
 from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.uncertainty import (
     compute_interval,
@@ -94,7 +94,7 @@ class ModelSet:
         return np.asarray(np.log(self.measured[quantity] / np.array(said)))
 
     def ends(
-        self, quantity: str, ends: Mapping[str, ResidualEnds] | None = None, steps: StepSpread | None = None
+        self, quantity: str, ends: Mapping[str, ResidualEnds] | None = None, steps: LearnedPair | None = None
     ) -> Array:
         """Return logs of the interval's ends over the prediction, ``(row, 2)``; other ends of families or steps."""
         found = []
@@ -292,7 +292,7 @@ def load_step_set(gpu: str, held_out: bool) -> ModelSet:
     return ModelSet(f"{gpu} engine steps, {side} models", "", tuple(predict_many(asked, gpu, force=True)), measured)
 
 
-def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> StepSpread:
+def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPair:
     """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps of one engine.
 
     ``kind`` is that of the models, dense or with experts. Of n steps (n + 1)·0.9 must be inside for that: split
@@ -305,12 +305,12 @@ def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> StepSprea
         least, most = 0.0, 0.5
         while most - least > 1e-3:
             half = 0.5 * (least + most)
-            low, high = some.ends(quantity, steps=StepSpread(half, half, count, "")).T
+            low, high = some.ends(quantity, steps=LearnedPair(half, half, count, "")).T
             enough = np.sum(((low <= ratio) & (ratio <= high))[kept]) >= LEVEL * (count + 1)
             least, most = (least, half) if enough else (half, most)
         found[quantity] = round(most, 4)
     engines = len({_engine_of(p) for p, is_kept in zip(some.predictions, kept, strict=True) if is_kept})
-    return StepSpread(**found, rows=count, source=f"steps of {engines} engines that no law was fitted to")
+    return LearnedPair(**found, rows=count, source=f"steps of {engines} engines that no law was fitted to")
 
 
 def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:

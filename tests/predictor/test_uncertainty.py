@@ -128,7 +128,7 @@ def test_a_step_with_experts_is_less_sure_than_a_dense_one() -> None:
 
 
 def test_kernels_under_the_limit_have_narrower_ends_of_latency() -> None:
-    """By ``CappedEnds``, on a GPU that was measured; the spread of cards beside them stays as it is."""
+    """By ``LearnedDistances.capped``, on a GPU that was measured; the spread of cards beside them stays as it is."""
     workload = Graph.from_operators("product", [Linear(8192, 8192, 8192)])
     for gpu, factor in (("h200", learned_distances().capped.latency), ("h100-sxm", 1.0)):
         held, burst = (wattcast.predict(workload, gpu, duration=d) for d in (None, "5ms"))

@@ -26,8 +26,8 @@ from wattcast.predictor.bundle.support_widening import (
     NORMAL_P90,
     OUTWARD,
     ForecastEnds,
+    LearnedPair,
     OutsideReason,
-    StepSpread,
     learned_distances,
 )
 from wattcast.predictor.timeline import Timeline, compute_latency_s
@@ -126,7 +126,7 @@ UnmeasuredKernels = Mapping[int, UnmeasuredKernel]  # by row; others are inside
 
 
 def compute_interval(
-    basis: PredictionBasis, residuals: Mapping[str, ResidualEnds] | None = None, steps: StepSpread | None = None
+    basis: PredictionBasis, residuals: Mapping[str, ResidualEnds] | None = None, steps: LearnedPair | None = None
 ) -> PredictionInterval:
     """Compute the interval of a workload from the residuals (measured over predicted) of its kernels' families.
 
@@ -168,7 +168,7 @@ def compute_interval(
 
 
 def scale_capped_ends(bundle: Bundle, asked_w: Array, limit_w: Array | float) -> Array:
-    """Return the factor on the ends of latency: that of ``CappedEnds`` where the limit holds a measured GPU."""
+    """Return the factor on the ends of latency: below 1 where the limit holds a measured GPU."""
     capped = (asked_w > limit_w) & (bundle.status is FitStatus.MEASURED)
     return np.where(capped, learned_distances().capped.latency, 1.0)
 

@@ -155,28 +155,11 @@ class ConditionWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     source: str
 
 
-class ErrorCorrelation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The correlation of errors of two kernels in one workload, of latency and of power."""
+class LearnedPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number for latency and one for power, learned from so many rows."""
 
     latency: float
     power: float
-    rows: int
-    source: str
-
-
-class StepSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Half-widths in logs of steps that the GPU bounds, of the engine that was measured; cards differ beside."""
-
-    latency: float
-    power: float
-    rows: int
-    source: str
-
-
-class CappedEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ends of kernels under the power limit over those of bursts: a slower one draws less and is clocked higher."""
-
-    latency: float
     rows: int
     source: str
 
@@ -215,9 +198,10 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cards: PublishedSpread
     widening: Widening
-    together: ErrorCorrelation
-    steps: dict[str, StepSpread]  # of models that are ``dense``, and of those with ``experts``
-    capped: CappedEnds
+    together: LearnedPair  # correlation of the errors of two kernels in one workload
+    # half-widths in logs of steps that the GPU bounds, of the measured engine: of ``dense`` models, with ``experts``
+    steps: dict[str, LearnedPair]
+    capped: LearnedPair  # ends under the limit over those of bursts: a slower kernel draws less, is clocked higher
     host: HostSpread
     engine_host: EngineHost
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
