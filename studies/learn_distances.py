@@ -101,6 +101,16 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
     return distances.HostSpread(round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source)
 
 
+def learn_steps(gpu: str) -> dict[str, distances.LearnedPair]:
+    """Learn half-widths of an engine's steps by their kind; a board that is told changes those of power alone."""
+    unseen, told = coverage.load_step_set(gpu, held_out=True), coverage.load_told_set(gpu)
+    found = {kind: coverage.learn_step_spread(unseen, kind) for kind in coverage.list_step_kinds(unseen)}
+    for kind in coverage.list_step_kinds(told):
+        latency = found[kind.partition(",")[0]].latency
+        found[kind] = msgspec.structs.replace(coverage.learn_step_spread(told, kind), latency=latency)
+    return found
+
+
 def learn_capped(gpu: str) -> distances.LearnedPair:
     """Learn how far ends of bursts must be scaled to hold 90 % of kernels under the power limit.
 
@@ -259,7 +269,6 @@ def learn(reference: Path) -> str:
     """Learn all distances and return them as YAML."""
     known = distances.learned_distances()
     layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
-    unseen = coverage.load_step_set("h200", held_out=True)
     kernels, models = coverage.load_table_sets(reference), coverage.load_published_models(reference)
     capped = learn_capped("h200")
     time, rows = learn_together([layers, captured], "latency", capped.latency)
@@ -276,7 +285,7 @@ def learn(reference: Path) -> str:
             rows + more,
             f"latency of {rows} layers and whole models, power of {more} whole models, on the H200",
         ),
-        steps={kind: coverage.learn_step_spread(unseen, kind) for kind in ("dense", "experts")},
+        steps=learn_steps("h200"),
         capped=capped,
         host=learn_host([*models, launched]),
         engine_host=engine_host(),

@@ -33,6 +33,7 @@ from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.fit.table_fit import describe_work, predict_tables_s
 from wattcast.fit.table_rows import TableRows, read_tables
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
@@ -111,11 +112,11 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
     """Return share inside, mean width and narrowest width of every set that can be found; takes minutes."""
     rows = []
     tell(f"coverage: layers and whole models of the {gpu}")
-    unseen = load_step_set(gpu, held_out=True)
-    for own in (load_layer_set(gpu), *load_model_sets(gpu), load_step_set(gpu, held_out=False), unseen):
+    unseen = (load_step_set(gpu, held_out=True), load_told_set(gpu))
+    for own in (load_layer_set(gpu), *load_model_sets(gpu), load_step_set(gpu, held_out=False), *unseen):
         for quantity in own.measured:
             wanted = (85.0, 95.0)
-            ends = _ends_of_left_out_engines(own, quantity) if own is unseen else own.ends(quantity)
+            ends = _ends_of_left_out_engines(own, quantity) if own in unseen else own.ends(quantity)
             rows.append(_judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), ends, wanted))
     if reference is None:
         return rows
@@ -266,10 +267,11 @@ def load_model_sets(gpu: str) -> list[ModelSet]:
     return found
 
 
-def load_step_set(gpu: str, held_out: bool) -> ModelSet:
+def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
     """Load decode and prefill steps of the engine that was measured, of models that its laws were fitted to or not.
 
     Steps that the host holds up are left out: it never waits for the GPU in them. So are prompts longer than a step.
+    With a ``board``, only steps of cards on which it was read are loaded, and predicted for it.
     """
     records = load_engine_records(gpu)
     engines = {row["model"]: row for row in records.select_kind("engine")}
@@ -280,7 +282,8 @@ def load_step_set(gpu: str, held_out: bool) -> ModelSet:
         too_long = prompts * tokens > int(engine["max_batched_tokens"])
         host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (row["flags"] or "")
         dummy = row["model"] in told_apart and not row["normal_weights"]
-        if bool(row["held_out"]) != held_out or too_long or host_bound or dummy:
+        elsewhere = board and row["card_board"] != hardware.load_gpu(board).board
+        if bool(row["held_out"]) != held_out or too_long or host_bound or dummy or elsewhere:
             continue
         sizes = (prompts, tokens) if prompts else (int(row["batch"]), round(row["context_mean"]))
         narrow = {name: "fp8" for name in ("quantization", "kv_dtype") if engine[name] == "fp8"}
@@ -289,18 +292,32 @@ def load_step_set(gpu: str, held_out: bool) -> ModelSet:
         rows.append(row)
     measured = {q: np.array([row[n] for row in rows]) for q, n in (("latency", "latency_s"), ("power", "power_w"))}
     side = "held-out" if held_out else "fitting"
-    return ModelSet(f"{gpu} engine steps, {side} models", "", tuple(predict_many(asked, gpu, force=True)), measured)
+    predictions = tuple(predict_many(asked, board or gpu, force=True))
+    return ModelSet(f"{gpu} engine steps, {side} models", "", predictions, measured)
+
+
+def load_told_set(gpu: str) -> ModelSet:
+    """Load the power of held-out models' steps on cards whose board was read, each predicted for its board."""
+    told = [load_step_set(gpu, held_out=True, board=board) for board in list_boards(gpu)]
+    predictions = tuple(p for some in told for p in some.predictions)
+    power_w = np.concatenate([some.measured["power"] for some in told])
+    return ModelSet(f"{told[0].name}, board told", "", predictions, {"power": power_w})
+
+
+def list_step_kinds(some: ModelSet) -> list[str]:
+    """List the kinds of steps in a set."""
+    return sorted({find_step_kind(p.basis) for p in some.predictions})
 
 
 def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPair:
     """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps of one engine.
 
-    ``kind`` is that of the models, dense or with experts. Of n steps (n + 1)·0.9 must be inside for that: split
+    ``kind`` is theirs by ``find_step_kind``. Of n steps (n + 1)·0.9 must be inside for that: split
     conformal prediction [Lei2018], since steps are few.
     """
     kept = np.array([_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions])
     found, count = {"latency": 0.0, "power": 0.0}, int(kept.sum())
-    for quantity in found:
+    for quantity in some.measured:
         ratio = some.log_ratio(quantity)
         least, most = 0.0, 0.5
         while most - least > 1e-3:

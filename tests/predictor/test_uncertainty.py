@@ -127,6 +127,14 @@ def test_a_step_with_experts_is_less_sure_than_a_dense_one() -> None:
     assert widths[0] < widths[1]
 
 
+def test_power_of_a_step_is_surer_where_the_board_is_told() -> None:
+    asked = {"stack": "engine", "phase": "decode", "batch": 8, "seq": 1024}
+    mean, told = (wattcast.predict("llama3-8b", gpu, **asked) for gpu in ("h200", "h200-000"))
+    widths = [np.log(p.interval.power_w[1] / p.interval.power_w[0]) for p in (mean, told)]
+    assert widths[1] < 0.7 * widths[0]
+    assert_allclose(told.interval.latency_s, mean.interval.latency_s)
+
+
 def test_kernels_under_the_limit_have_narrower_ends_of_latency() -> None:
     """By ``LearnedDistances.capped``, on a GPU that was measured; the spread of cards beside them stays as it is."""
     workload = Graph.from_operators("product", [Linear(8192, 8192, 8192)])

@@ -253,9 +253,10 @@ def is_measured_engine(basis: PredictionBasis) -> bool:
 
 
 def find_step_kind(basis: PredictionBasis) -> str:
-    """Find whether a step is one of a model with ``experts`` or of a ``dense`` one, which is predicted better."""
+    """Find whether a step is one of a model with ``experts`` or of a ``dense`` one, and whether its board is told."""
     families = basis.timeline.kernels.work.kernel_family.values
-    return "experts" if any(".experts" in family for family in families) else "dense"
+    kind = "experts" if any(".experts" in family for family in families) else "dense"
+    return f"{kind}, board told" if basis.gpu.board else kind
 
 
 def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str:
