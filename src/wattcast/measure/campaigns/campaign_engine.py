@@ -11,8 +11,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from wattcast.core.errors import MissingTool, Refused
 from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
@@ -52,6 +55,17 @@ class TorchDevice:
         """Give cached memory back after a failed row; a broken context raises here."""
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
+
+
+def time_calls(device: Any, run: Callable[[], Any], times: int, warm: int = 1) -> np.ndarray:
+    """Return the seconds of each of ``times`` calls, all queued before waiting."""
+    device.issue(run, warm)
+    marks = [device.mark()]
+    for _ in range(times):
+        device.issue(run, 1)
+        marks.append(device.mark())
+    marks[-1].synchronize()
+    return np.array([a.elapsed_time(b) for a, b in pairwise(marks)]) / 1e3
 
 
 def list_trace_events(profiler: Any) -> list[dict[str, Any]]:

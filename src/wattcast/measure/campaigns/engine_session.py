@@ -458,17 +458,13 @@ def fill_cache(engine: Any, torch: Any) -> int:
     """
     try:
         tensors = engine.model_executor.driver_worker.model_runner.kv_caches
-        filled, seen = 0, set()
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() in seen:
-                continue
-            seen.add(storage.data_ptr())
+        first = {tensor.untyped_storage().data_ptr(): tensor for tensor in reversed(tensors)}  # of each storage
+        filled = 0
+        for tensor in first.values():
             dtype = torch.float8_e4m3fn if tensor.element_size() == 1 else tensor.dtype
             pattern = torch.randn(2**24, device=tensor.device).to(dtype).view(torch.uint8)
-            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            for first in range(0, raw.numel(), pattern.numel()):
-                part = raw[first : first + pattern.numel()]
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            for part in raw.split(pattern.numel()):
                 part.copy_(pattern[: part.numel()])
             filled += raw.numel()
         torch.cuda.synchronize()

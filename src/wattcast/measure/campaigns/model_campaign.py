@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -390,14 +389,7 @@ def _measure_burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float
     count = int(min(max(BURST_S / max(guess_s, 1e-6), 2), 40))
     if guess_s * (count + 1) > LONGEST_BURST_S:
         count = 1
-    device.issue(load, 1)
-    marks = [device.mark()]
-    for _ in range(count):
-        device.issue(load, 1)
-        marks.append(device.mark())
-    marks[-1].synchronize()
-    each_s = [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
-    median_s = float(np.median(each_s))
+    median_s = float(np.median(campaign_engine.time_calls(device, load, count)))
     return (median_s if at_top and median_s * 2 <= LONGEST_BURST_S else None), median_s
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,8 @@ from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
 from wattcast.core.records import dataclass, field, replace
 from wattcast.measure import steady_state
-from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench, TorchDevice, import_cuda_torch
+from wattcast.measure.campaigns import campaign_engine
+from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, OperatorCall, build_call
 
@@ -46,7 +46,7 @@ class CapturedGraph:
         self.graph.reset()
 
 
-class CampaignGpu(TorchDevice):
+class CampaignGpu(campaign_engine.TorchDevice):
     """A device with pools of operands and graphs that share one pool of memory. ``open`` starts it."""
 
     def __init__(self, torch: Any, operands: OperandPools, l2_byte: int) -> None:
@@ -55,12 +55,11 @@ class CampaignGpu(TorchDevice):
         self.builder = CallBuilder(torch, operands, l2_byte)
         self._pool = torch.cuda.graph_pool_handle()
         self._keeper = torch.cuda.CUDAGraph()
-        self._events: list[Any] = []
 
     @classmethod
     def open(cls, pool_byte: dict[str, int] | None = None) -> CampaignGpu:
         """Draw the operand pools and capture the keeper."""
-        torch = import_cuda_torch("measuring kernels")
+        torch = campaign_engine.import_cuda_torch("measuring kernels")
         torch.set_grad_enabled(False)
         operands = OperandPools(torch, "cuda", pool_byte or POOL_BYTE)
         operands.fill("random")
@@ -82,11 +81,10 @@ class CampaignGpu(TorchDevice):
             self.stream.wait_stream(torch.cuda.default_stream())
             call.run(0)
             call.run(1)
-            begin, end = self._event(0), self._event(1)
-            begin.record()
+            begin = self.mark()
             for copy in range(3):
                 call.run(copy)
-            end.record()
+            end = self.mark()
         end.synchronize()
         guess_s = begin.elapsed_time(end) / 3e3
         rotating = min(call.sets, ROTATION_S / guess_s)
@@ -110,17 +108,7 @@ class CampaignGpu(TorchDevice):
 
     def timed(self, graph: CapturedGraph, replays: int, warm: int = 1) -> np.ndarray:
         """Return the seconds per copy of each of ``replays`` replays, all queued before waiting."""
-        marks = [self._event(place) for place in range(replays + 1)]
-        with self.torch.cuda.stream(self.stream):
-            for _ in range(warm):
-                graph.graph.replay()
-            marks[0].record()
-            for mark in marks[1:]:
-                graph.graph.replay()
-                mark.record()
-        marks[-1].synchronize()
-        elapsed_ms = [a.elapsed_time(b) for a, b in pairwise(marks)]
-        return np.array(elapsed_ms) / 1e3 / graph.copies
+        return campaign_engine.time_calls(self, graph.graph.replay, replays, warm) / graph.copies
 
     def _capture(self, graph: Any, run: Callable[[], Any]) -> None:
         with self.torch.cuda.stream(self.stream):
@@ -129,11 +117,6 @@ class CampaignGpu(TorchDevice):
                 run()
             finally:
                 graph.capture_end()
-
-    def _event(self, place: int) -> Any:
-        while len(self._events) <= place:
-            self._events.append(self.torch.cuda.Event(enable_timing=True))
-        return self._events[place]
 
 
 def pause_since(since_s: float, least_s: float) -> None:
@@ -359,7 +342,7 @@ Row = TypeVar("Row", KernelRow, ChainRow)
 
 
 @dataclass
-class KernelCampaign(Campaign):
+class KernelCampaign(campaign_engine.Campaign):
     """One call of ``lab kernels``, and which operators it takes."""
 
     few: int = 0  # a smoke test takes this many per family
