@@ -20,7 +20,6 @@ from wattcast.manage.serving_control import (
     ServingLimits,
     StepForecast,
     build_clock_levels,
-    costs_at_clock,
     make_keeper,
     parse_engine_metrics,
     read_engine_metrics,
@@ -204,12 +203,12 @@ def engine() -> list[StepCosts]:
     assert spec is not None
     options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
     costs = tabulate_step_costs(spec, gpu, options, longest_context=1024)
-    return [costs_at_clock(costs, gpu, share * float(costs.clock_hz[0])) for share in LEVEL_SHARES]
+    return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
 
 
 def test_costs_at_a_tabulated_clock_are_those_of_the_table(engine: list[StepCosts]) -> None:
     top = engine[-1]
-    half = costs_at_clock(top, find_gpu("h200"), float(top.clock_hz[3]))
+    half = top.cap_clock(float(top.clock_hz[3]), find_gpu("h200"))
     assert half.decode_cost(8, 8, 600.0)[0] == pytest.approx(top.decode_cost(8, 8, 600.0)[3])
     assert half.idle_w <= top.idle_w
     slower = [costs.decode_cost(8, 8, 600.0)[0] for costs in engine]

@@ -64,6 +64,7 @@ def make_costs(
         decode=row(context_s * batch[:, np.newaxis] * contexts),
         contexts=tuple(contexts.tolist()),
         prompt=nothing,
+        prompt_more=nothing,
         prompt_slope=nothing,
         padded=tuple(tokens.tolist()),
         limit_w=limit_w,

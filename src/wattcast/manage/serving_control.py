@@ -27,11 +27,9 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool, bad_value
-from wattcast.core.records import dataclass, field, replace
+from wattcast.core.records import dataclass, field
 from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
-from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.pipeline import idle_power_w
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, govern_steps, plan_requests
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
@@ -339,7 +337,6 @@ def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
 
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
-COST_TABLES = ("tokens", "head", "decode", "prompt", "prompt_slope")  # of step costs, by clock
 READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
 KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
 # Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use here
@@ -348,27 +345,6 @@ TTFT_EDGES = (
     float("inf"),
 )
 TPOT_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, float("inf"))
-
-
-def costs_at_clock(costs: StepCosts, gpu: Gpu, clock_hz: float) -> StepCosts:
-    """Return the costs of a card whose core clock is locked: between tabulated clocks they are linear."""
-    clocks, n = costs.clock_hz, costs.clocks
-    below = int(np.searchsorted(-clocks, -clock_hz, side="right"))  # first tabulated clock below
-    above = max(below - 1, 0)
-    share = 0.0 if below >= n else (clocks[above] - clock_hz) / (clocks[above] - clocks[below])
-
-    def cut(table: Array) -> Array:
-        halves = []
-        for start in (0, n):
-            rows = table[..., start : start + n]
-            mixed = rows[..., [above]] * (1 - share) + rows[..., [min(below, n - 1)]] * share
-            halves.append(np.concatenate([mixed, rows[..., below:]], axis=-1))
-        return np.concatenate(halves, axis=-1)
-
-    idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
-    tables: dict[str, Any] = {name: cut(getattr(costs, name)) for name in COST_TABLES}
-    clock = np.append(clock_hz, clocks[below:])
-    return replace(costs, clock_hz=clock, idle_w=idle_w, waiting_w=idle_w * costs.host.waiting_power, **tables)
 
 
 class ServingPlant:
@@ -517,7 +493,7 @@ def build_clock_levels(model: str, gpu: Gpu, longest_context: int = 16384) -> li
     """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
     options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
     costs = tabulate_step_costs(find_served_model(model), gpu, options, longest_context=longest_context)
-    return [costs_at_clock(costs, gpu, share * float(costs.clock_hz[0])) for share in LEVEL_SHARES]
+    return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
 
 
 def make_keeper(

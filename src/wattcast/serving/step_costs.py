@@ -6,9 +6,10 @@ tokens of theirs that were computed before. Its kernels add up:
     cost = tokens(T) + head(rows) + decode(B, c) + Σ prompt(q, p)
 
 ``tokens`` are the products and elementwise kernels over all tokens together, ``head`` the language-model head over
-the sequences that yield a token, ``decode`` and ``prompt`` the attention of either kind. Each cost is a row of
-latencies at several clocks followed by energies at the same clocks; between the clocks, and between tabulated sizes,
-costs are linear. Decode-only steps are padded to the size of a captured CUDA graph.
+the sequences that yield a token, ``decode`` and ``prompt`` the attention of either kind; prompts share one kernel, so
+that a further one costs less than the first. Each cost is a row of latencies at several clocks followed by energies
+at the same clocks; between the clocks, and between tabulated sizes, costs are linear. Decode-only steps are padded to
+the size of a captured CUDA graph.
 
 An engine that spreads its weights over S pipeline stages runs S batches at once, each on another stage. A batch meets
 all S stages one after the other and keeps each busy for 1/S of its time, so it costs what ``tp`` GPUs would take for
@@ -60,6 +61,7 @@ CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT_PARTS = 8  # into which the uneven contexts of a batch are grouped, as in measured kernels
 SHORT_CONTEXT = 64  # tokens: one block of keys, whatever the spread
+PACKED_PROMPTS = 8  # of a step, by which the attention of a further one is taken
 EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
 
 
@@ -78,6 +80,7 @@ class StepCosts:
     decode: Array  # (sequences + 1, context knot, row)
     contexts: tuple[float, ...]  # (context knot,)
     prompt: Array  # (tokens + 1, row) a chunk with nothing before it
+    prompt_more: Array  # (tokens + 1, row) a further one: the chunks of a step share one attention kernel
     prompt_slope: Array  # (tokens + 1, row) per token computed before
     padded: tuple[int, ...]  # (tokens + 1,) size of the graph that holds so many tokens, or the tokens
     limit_w: float  # mean power the governor holds
@@ -156,7 +159,7 @@ class StepCosts:
 
     def _add_costs(self, tables: Sequence[Any], step: StepShape) -> Any:
         """Add up the entries of a step, rows or numbers; beyond the last context the line of attention goes on."""
-        by_tokens, head, decode, prompt, slope = tables
+        by_tokens, head, decode, prompt, more, slope = tables
         tokens, decodes, context, chunks, sampled = step
         cost = by_tokens[self.padded[tokens]] + head[sampled]
         if decodes:
@@ -164,13 +167,16 @@ class StepCosts:
             low, high = self.contexts[place - 1], self.contexts[place]
             share, attention = (context - low) / (high - low), decode[decodes]
             cost = cost + ((1.0 - share) * attention[place - 1] + share * attention[place])
-        for chunk, before in chunks:
-            cost = cost + (prompt[chunk] + before * slope[chunk])
+        for place, (chunk, before) in enumerate(chunks):
+            cost = cost + ((more if place else prompt)[chunk] + before * slope[chunk])
         return cost
 
     @cached_property
     def _tables(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in ("tokens", "head", "decode", "prompt", "prompt_slope")}
+        return {
+            name: getattr(self, name)
+            for name in ("tokens", "head", "decode", "prompt", "prompt_more", "prompt_slope")
+        }
 
     @cached_property
     def _top(self) -> list[Any]:
@@ -260,13 +266,14 @@ def tabulate_step_costs(
     whole = prefills[token_knots[-1]]
     steps = [graph(WorkloadPhase.DECODE, 1, int(c), OutputHead.NONE) for c in contexts]
     kinds, shares = (OutputHead.LAST, OutputHead.NONE), _context_shares(context_spread)
-    tokens, whole_steps, headless, decode, attention, later = _predict_rows(
+    tokens, whole_steps, headless, decode, attention, packed, later = _predict_rows(
         gpu,
         clocks_hz,
         [_without_attention(prefills[t]) for t in token_knots],
         *([graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots] for kind in kinds),
         [_only_attention(step, batch=b, shares=shares) for b in decode_knots for step in steps],
         [_only_attention(prefills[t]) for t in prompt_knots],
+        [_only_attention(graph(WorkloadPhase.PREFILL, PACKED_PROMPTS, t, OutputHead.NONE)) for t in prompt_knots],
         [_only_attention(prefills[t], before=EARLIER_TOKENS) for t in prompt_knots],
     )
     tokens_dense = _interpolate_rows(token_knots, tokens, max(max_tokens, max_seqs))
@@ -276,6 +283,7 @@ def tabulate_step_costs(
     decode = _interpolate_rows(decode_knots, decode, max_seqs)
     decode += _interpolate_rows(batch_knots, other, max_seqs)[:, np.newaxis]
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
+    more = np.clip((packed - attention) / (PACKED_PROMPTS - 1), 0.0, attention)
     sampled = max_seqs * (tokens_a_step + 1)
     head_dense = _interpolate_rows(batch_knots, whole_steps - headless, sampled)
     resting_w = idle_power_w(bundle, clocks_hz)
@@ -307,6 +315,7 @@ def tabulate_step_costs(
         decode=stages * np.maximum(decode, 0.0),
         contexts=tuple(contexts.tolist()),
         prompt=stages * _interpolate_rows(prompt_knots, attention, max_tokens),
+        prompt_more=stages * _interpolate_rows(prompt_knots, more, max_tokens),
         prompt_slope=stages * _interpolate_rows(prompt_knots, slope, max_tokens),
         padded=_padded_sizes(max(max_tokens, max_seqs), host.capture_sizes),
         limit_w=limit_w * bundle.governor_share,
