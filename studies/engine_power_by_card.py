@@ -78,21 +78,27 @@ def main() -> None:
 
 
 def judge_known_makes() -> None:
-    """Print errors of held-out steps for the mean card, and for the board of the card's make of memory.
+    """Print errors of held-out steps for the board of the card's make of memory, for the mean card where it is unknown.
 
     A card's make is the side on which its own kernels of PyTorch lie: where the board's part number was read, or its
     time tells the make, they agree (``studies.card_levels``).
     """
-    gpu, levels = hardware.load_gpu("h200"), load_card_levels("h200")
-    lean, hungry = (bundle_for(hardware.load_gpu(name)) for name in ("h200-000", "h200-001"))
-    judged = [row for row in select_judged_steps() if row["card_uuid"] in levels]
-    found = [
-        compute_power_errors(row, gpu, (bundle_for(gpu), lean if levels[row["card_uuid"]].memory < 0.0 else hungry))
-        for row in judged
-    ]
-    plain, known = np.abs(found).mean(axis=0)
-    cards = f"{len(found)} held-out steps on {len({row['card_uuid'] for row in judged})} cards"
-    print(f"{cards}: {plain:.1f} % for the mean card, {known:.1f} % for the board of their make")
+    records, levels = load_engine_records("h200"), load_card_levels("h200")
+    boards = {card: "h200-000" if level.memory < 0.0 else "h200-001" for card, level in levels.items()}
+    steps = [row for row in records.rows if row["kind"] != "traffic"]
+    for known in (False, True):
+        found = []
+        for name in ("h200", "h200-000", "h200-001"):
+            kept = tuple(row for row in steps if boards.get(row["card_uuid"], "h200") == name)
+            told = hardware.load_gpu(name if known else "h200")
+            found += compare_serving(replace(records, rows=kept), told, held_out=True)
+        for kind in ("decode", "prefill"):
+            some = [one for one in found if one.kind == kind]
+            errors = (np.mean([abs(one.error_percent(quantity)) for one in some]) for quantity in some[0].values)
+            said = ", ".join(
+                f"{quantity} {error:.2f} %" for quantity, error in zip(some[0].values, errors, strict=True)
+            )
+            print(f"{len(some)} held-out {kind} steps, {'board where known' if known else 'mean card'}: {said}")
 
 
 def select_judged_steps() -> list[Mapping[str, Any]]:
