@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def judge_known_makes() -> None:
-    """Print errors of held-out steps for the board of the card's make of memory, for the mean card where it is unknown.
+    """Print errors of held-out steps for the mean card, and for the board of the card's make of memory where known.
 
     A card's make is the side on which its own kernels of PyTorch lie: where the board's part number was read, or its
     time tells the make, they agree (``studies.card_levels``).
@@ -94,10 +94,8 @@ def judge_known_makes() -> None:
             found += compare_serving(replace(records, rows=kept), told, held_out=True)
         for kind in ("decode", "prefill"):
             some = [one for one in found if one.kind == kind]
-            errors = (np.mean([abs(one.error_percent(quantity)) for one in some]) for quantity in some[0].values)
-            said = ", ".join(
-                f"{quantity} {error:.2f} %" for quantity, error in zip(some[0].values, errors, strict=True)
-            )
+            errors = {name: np.mean([abs(one.error_percent(name)) for one in some]) for name in some[0].values}
+            said = ", ".join(f"{name} {error:.2f} %" for name, error in errors.items())
             print(f"{len(some)} held-out {kind} steps, {'board where known' if known else 'mean card'}: {said}")
 
 
