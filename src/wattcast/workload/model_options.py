@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from wattcast.core.errors import UnknownName, bad_value, unknown_name
 from wattcast.core.records import dataclass, fields, replace
@@ -223,7 +223,7 @@ _Word = TypeVar("_Word", bound=StrEnum)
 def parse_word(kind: type[_Word], name: str, value: object) -> _Word:
     """Return the member of an enum that a user's word names."""
     if kind is Dtype and isinstance(value, str):
-        return Dtype.parse(value)  # type: ignore[return-value]
+        return cast(_Word, Dtype.parse(value))
     try:
         return kind(str(value))
     except ValueError:
