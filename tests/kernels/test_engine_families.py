@@ -171,6 +171,14 @@ def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
     assert [library(*of) for of in chips] == [set(), {"oai"}, {"marlin"}, {"marlin"}, {"trtllm"}]
 
 
+def test_experts_know_for_which_shapes_vllm_has_tuned_tiles() -> None:
+    """Mixtral's have tables in bf16 and fp8, its halves none for blocks of scales; DeepSeek-V2-Lite's have none."""
+    mixtral, half, lite = (FusedExperts(64, 8, 2, 4096, inner) for inner in (14336, 7168, 1408))
+    ops = (mixtral, replace(mixtral, dtype=Dtype.FP8, weights="fp8", scales="tensor"), half)
+    ops += (replace(half, dtype=Dtype.FP8, weights="fp8", scales="block"), replace(lite, experts=64))
+    assert lower(*ops).features["tuned"].tolist() == [1, 1, 1, 0, 0]
+
+
 def test_narrow_weights_count_their_scales() -> None:
     product = WeightOnlyProduct(1, 4096, 4096, "int4", 128, True)
     assert product.weight_byte == 4096 * 4096 * RECIPES["awq"].bit / 8

@@ -10,6 +10,7 @@ import wattcast
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.fit.calibration import MeasuredModel, analyse_models, predict_models
 from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.bundle.calibrated import apply_factors, factor_names
 from wattcast.predictor.bundle.forecast import forecast_bundle
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
@@ -93,6 +94,7 @@ def test_boards_differ_from_the_mean_card_in_what_memory_draws() -> None:
     assert lean.support.word == "measured"
     assert lean.cost is not None
     assert lean.cost == mean.cost
+    assert list(list_boards()) == [lean.gpu, hungry.gpu], "a board has factors, and a place in this test"
     for one, part_number in ((lean, "692-2G520-0282-000"), (hungry, "692-2G520-0282-001")):
         (note,) = [text for text in one.assumptions if part_number in text]
         factor = float(note.partition("dram_energy ")[2].split()[0])
