@@ -108,6 +108,23 @@ def _fit_line(x: Array, y: Array) -> tuple[float, float]:
     return float(intercept), float(slope)
 
 
+def list_loose_layers(records: EngineRecords, launch_graph_s: float) -> list[float]:
+    """List what each host took to launch a layer of a dense fitting model without graphs, in repeated steps."""
+    by_host: dict[str, list[float]] = {}
+    for row in records.select_kind("prefill", "mixed"):
+        if row["model"] not in set(FITTING) - set(EXPERTS) or row["tokens"] <= LARGEST_GRAPH:
+            continue
+        if row["wait_s"] <= 0.001 or row["launch_s"] <= QUEUED_SHARE * row["device_s"]:  # no full queue holds it up
+            each_s = (row["launch_s"] - launch_graph_s) / FITTING[row["model"]]
+            by_host.setdefault(row["card_uuid"], []).append(each_s)
+    return sorted(float(np.mean(launches)) for launches in by_host.values())
+
+
 if __name__ == "__main__":
-    for name, value in fit_host_times(load_engine_records("h200")).items():
+    shipped = load_engine_records("h200")
+    found = fit_host_times(shipped)
+    for name, value in found.items():
         print(f"{name:28} {value if name in RATIOS else 1e6 * value:.4g}")
+    hosts_us = 1e6 * np.array(list_loose_layers(shipped, found["launch_graph"]))
+    span = f"{hosts_us[0]:.0f} to {hosts_us[-1]:.0f}, mean {hosts_us.mean():.0f}"
+    print(f"launch_loose_layer of {len(hosts_us)} hosts: {span}")

@@ -92,11 +92,20 @@ def judge_known_makes() -> None:
             kept = tuple(row for row in steps if boards.get(row["card_uuid"], "h200") == name)
             told = hardware.load_gpu(name if known else "h200")
             found += compare_serving(replace(records, rows=kept), told, held_out=True)
-        for kind in ("decode", "prefill"):
-            some = [one for one in found if one.kind == kind]
-            errors = {name: np.mean([abs(one.error_percent(name)) for one in some]) for name in some[0].values}
-            said = ", ".join(f"{name} {error:.2f} %" for name, error in errors.items())
-            print(f"{len(some)} held-out {kind} steps, {'board where known' if known else 'mean card'}: {said}")
+        subsets = {f"{kind} steps": [one for one in found if one.kind == kind] for kind in ("decode", "prefill")}
+        dense = {name: [one for one in some if not has_experts(one.model)] for name, some in subsets.items()}
+        for name, some in tuple(subsets.items()):
+            subsets[f"{name} of models with experts"] = [one for one in some if one not in dense[name]]
+        subsets["steps of eight prompts of dense models"] = [one for one in dense["prefill steps"] if "p8x" in one.id]
+        for name, some in subsets.items():
+            errors = {of: np.mean([abs(one.error_percent(of)) for one in some]) for of in some[0].values}
+            said = ", ".join(f"{of} {error:.2f} %" for of, error in errors.items())
+            print(f"{len(some)} held-out {name}, {'board where known' if known else 'mean card'}: {said}")
+
+
+def has_experts(model: str) -> bool:
+    """Tell whether a measured model has experts."""
+    return bool(getattr(load_measured_model(model).dims, "experts", 0))
 
 
 def select_judged_steps() -> list[Mapping[str, Any]]:
