@@ -36,7 +36,7 @@ def predict(
     workloads: Annotated[
         list[str], typer.Argument(help="Models, Hugging Face ids, or files.", autocompletion=_model_names)
     ],
-    gpu: Annotated[str, typer.Option(help="GPU, board (gpus show) or YAML file.", autocompletion=_gpu_names)],
+    gpu: Annotated[str, typer.Option(help="GPU, board or YAML file.", autocompletion=_gpu_names)],
     operands: str | None = None,
     bundle: Path | None = None,
     factor: list[str] | None = None,
