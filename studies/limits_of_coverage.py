@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from studies.public_checks.coverage_checks import load_published_models
+from studies.public_checks.coverage_checks import TABLE_ROWS, load_published_models
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
@@ -39,7 +39,6 @@ from wattcast.workload.engine_operators import PagedAttention
 
 TABLE = "h200_sxm.vllm-0.22.0.gemm{}.csv"
 LEAST_S = 5.5e-5  # shorter rows ran less than a second: the collector stops at 3,000 replays of six products
-JUDGED = 60  # rows of a band of latency that the ledger draws
 FREE_W, ASKED_W = 680.0, 760.0  # read by a card that its limit of 700 W does not hold; asked for by one that it does
 CHIPS = ("h200", "a100-sxm-80gb", "l40s", "b200")
 TILES = ((1.0, 4.0), (16.0, np.inf))
@@ -53,8 +52,8 @@ def main() -> None:
     bundle, folder = bundle_for(gpu), reference_folder(os.environ)
     if folder is None:
         raise SystemExit("no reference data: set WATTCAST_REFERENCE to their folder.")
-    judged = read_tables([folder / "aiconfigurator" / TABLE.format("_power")], gpu, JUDGED).rows
-    rows = read_tables([folder / "aiconfigurator" / TABLE.format("")], gpu, 1_000_000).rows
+    judged = read_tables([folder / "aiconfigurator" / TABLE.format("_power")], gpu, TABLE_ROWS).rows
+    rows = read_tables([folder / "aiconfigurator" / TABLE.format("")], gpu, TABLE_ROWS).rows
     plain = np.array([op.kind == "linear" and op not in judged.ops for op in rows.ops])
     sys.stdout.write(compare_runs(rows.select_rows(plain & (rows.column("latency_s") >= LEAST_S)), gpu, bundle))
     sys.stdout.write(count_low_watts(judged, gpu, bundle))
@@ -112,7 +111,7 @@ def compare_tiles(folder: Path) -> str:
     for name in CHIPS:
         gpu = hardware.load_gpu(name)
         bundle = bundle_for(gpu) if name == "h200" else forecast_bundle(gpu)
-        table = read_tables([folder / "aiconfigurator"], gpu, JUDGED)
+        table = read_tables([folder / "aiconfigurator"], gpu, TABLE_ROWS)
         decode = [isinstance(op, PagedAttention) and op.kind_of_batch == "decode" for op in table.rows.ops]
         table = table.select_rows(np.array(decode) & table.rows.is_kind("burst"))
         each = analyse_rows(bundle, table.rows, gpu).kernels.work.units / float(np.mean(gpu.sm_count))
