@@ -100,15 +100,15 @@ def test_the_template_runs_the_operators_of_transformers_class(kind: str, attent
         return
     config, module = _build_tiny(kind, attention)
     torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
-    from wattcast.workload.readers.from_torch import capture_module
+    from wattcast.workload.readers.from_torch import capture
 
     tokens = torch.zeros(2, 128, dtype=torch.long, device="meta")
-    found = capture_module(module, (), {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1})
+    found = capture(module, {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1})
     model = convert_config(config.to_dict(), "config.json")
     weights = sum({id(weight): weight.numel() for weight in module.parameters()}.values())
     assert count_parameters(model) == pytest.approx(weights, abs=64)  # but for a router's bias, which is a buffer
     graph = build_graph(model, ModelOptions(stack="eager", batch=2, seq=128, attention=attention))
-    (large, small), (ours, our_small) = split(found.graph), split(graph)
+    (large, small), (ours, our_small) = split(found), split(graph)
     assert ours == large, f"only PyTorch: {large - ours}; only ours: {ours - large}"
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=LOOSE.get(kind, 0.02))
 
@@ -118,7 +118,7 @@ def test_the_template_runs_the_operators_of_transformers_class(kind: str, attent
 def test_encoders_that_count_their_positions_run_the_operators_of_the_class(kind: str, attention: str) -> None:
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
     torch, transformers = hugging_face.torch, hugging_face.transformers
-    from wattcast.workload.readers.from_torch import capture_module
+    from wattcast.workload.readers.from_torch import capture
 
     config = transformers.CONFIG_MAPPING[kind](
         num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=512, type_vocab_size=1
@@ -127,11 +127,11 @@ def test_encoders_that_count_their_positions_run_the_operators_of_the_class(kind
     with torch.device("meta"):
         module = transformers.MODEL_MAPPING[type(config)](config).to(torch.bfloat16).eval()
     tokens = torch.zeros(2, 128, dtype=torch.long, device="meta")
-    found = capture_module(module, (), {"input_ids": tokens})
+    found = capture(module, {"input_ids": tokens})
     model = convert_config(config.to_dict(), "config.json")
     assert count_parameters(model) == sum(weight.numel() for weight in module.parameters())
     graph = build_graph(model, ModelOptions(stack="eager", batch=2, seq=128, attention=attention))
-    (large, small), (ours, our_small) = split(found.graph), split(graph)
+    (large, small), (ours, our_small) = split(found), split(graph)
     assert ours == large
     assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.02)
@@ -141,7 +141,7 @@ def test_encoders_that_count_their_positions_run_the_operators_of_the_class(kind
 def test_modernbert_runs_the_operators_of_the_class(attention: str) -> None:
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
     torch, transformers = hugging_face.torch, hugging_face.transformers
-    from wattcast.workload.readers.from_torch import capture_module
+    from wattcast.workload.readers.from_torch import capture
 
     config = transformers.CONFIG_MAPPING["modernbert"](
         num_hidden_layers=4, hidden_size=256, num_attention_heads=4, intermediate_size=384, vocab_size=1000,
@@ -150,11 +150,11 @@ def test_modernbert_runs_the_operators_of_the_class(attention: str) -> None:
     config._attn_implementation = "sdpa" if attention == "flash" else "eager"
     with torch.device("meta"):
         module = transformers.MODEL_MAPPING[type(config)](config).to(torch.bfloat16).eval()
-    found = capture_module(module, (), {"input_ids": torch.zeros(2, 128, dtype=torch.long, device="meta")})
+    found = capture(module, {"input_ids": torch.zeros(2, 128, dtype=torch.long, device="meta")})
     model = convert_config(config.to_dict(), "config.json")
     assert count_parameters(model) == sum(weight.numel() for weight in module.parameters())
     graph = build_graph(model, ModelOptions(stack="eager", batch=2, seq=128, attention=attention))
-    assert split(graph) == split(found.graph)  # small operators as well
+    assert split(graph) == split(found)  # small operators as well
 
 
 @pytest.mark.parametrize(

@@ -134,10 +134,10 @@ def test_without_onnx_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
 def test_an_exported_torch_module(tmp_path: Path) -> None:
     """The same products whether captured or written by hand as ONNX."""
     torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
-    from wattcast.workload.readers.from_torch import capture_module
+    from wattcast.workload.readers.from_torch import capture
 
     with torch.device("meta"):
-        captured = capture_module(torch.nn.Linear(16, 10), (torch.zeros(8, 16),)).graph
+        captured = capture(torch.nn.Linear(16, 10), (torch.zeros(8, 16),))
     ours = [
         op
         for op, _ in load_workload.load_workload(save(small(), tmp_path / "h.onnx"), ModelOptions()).calls()

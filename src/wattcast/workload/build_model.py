@@ -17,7 +17,7 @@ from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, resolve_options
 from wattcast.workload.operator_types import Collective
-from wattcast.workload.program import PassSettings, Program, gradient_exchange_block, optimiser_block
+from wattcast.workload.program import PassSettings, Program, optimiser_block
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
@@ -72,8 +72,10 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         byte, stride = layers.outputs[0].storage.byte, options.pipeline_stride
         op = Collective("send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline")
         blocks.append(Block((op,), 1, "pipeline"))
-    if options.dp > 1 and training:
-        blocks.append(gradient_exchange_block(first.parameter_count, dtype, options.dp, options.tp * options.cp))
+    if options.dp > 1 and training:  # replicas sum their gradients, once a step
+        byte, stride = first.parameter_count * dtype.byte, options.tp * options.cp
+        op = Collective("all_reduce", byte, options.dp, stride=stride, dtype=dtype, label="gradients")
+        blocks.append(Block((op,), 1, "gradients"))
     if training:
         blocks.append(optimiser_block(first.parameter_count, dtype))
     if options.stack is SoftwareStack.ENGINE:

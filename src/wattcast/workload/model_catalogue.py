@@ -69,13 +69,6 @@ ARCHITECTURES = {
 }
 
 
-def default_sequence_length(kind: ModelKind, dims: Any) -> int:
-    """Return the prompt length taken when none is given."""
-    most = getattr(dims, "max_positions", 0)
-    usual = 512 if kind is ModelKind.ENCODER else 1024
-    return min(usual, most) if most else usual
-
-
 class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
     title: str
     architecture: str

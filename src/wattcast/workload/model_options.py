@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from wattcast.core.errors import UnknownName, bad_value, unknown_name
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.units import Dtype
-from wattcast.workload.model_catalogue import ModelKind, ModelSpec, default_sequence_length
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 
 SIZE_LIMIT = 1 << 31  # a larger size is a slip of the finger, and products would pass 64 bits
 DEFAULT_TOKENS = 128
@@ -277,14 +277,16 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         if options.image is not None:
             raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
         seq, tokens = options.seq, options.tokens
+        positions = getattr(model.dims, "max_positions", 0)
         if seq is None:
-            taken["seq"] = seq = default_sequence_length(kind, model.dims)
+            usual = 512 if kind is ModelKind.ENCODER else 1024
+            taken["seq"] = seq = min(usual, positions) if positions else usual
             said.append(f"seq {seq} (default)")
         if phase is WorkloadPhase.GENERATE and tokens is None:
             taken["tokens"] = tokens = DEFAULT_TOKENS
             said.append(f"tokens {DEFAULT_TOKENS} (default)")
         first = 2 if getattr(model.dims, "counted_positions", False) else 0  # RoBERTa begins after its padding's
-        most, longest = getattr(model.dims, "max_positions", 0) - first, seq + (tokens or 1) - 1
+        most, longest = positions - first, seq + (tokens or 1) - 1
         if most and longest > most:
             said.append(f"{longest} positions are more than the {most} this model was made for")
         if options.head is None:

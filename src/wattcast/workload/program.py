@@ -18,7 +18,7 @@ from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator, find_function
-from wattcast.workload.operator_types import Collective, Elementwise, RmsNorm, RowReduction
+from wattcast.workload.operator_types import Elementwise, RmsNorm, RowReduction
 from wattcast.workload.symbolic_tensor import Storage, Tape, TapeEntry, Tensor, add_into, fill
 
 # torch.optim's fused AdamW hands at most 320 chunks to one launch
@@ -267,12 +267,6 @@ def optimiser_block(parameters: int, dtype: Dtype, read_byte: float = 0.0, writt
     read, write = int(n * read_byte) or None, int(n * written_byte) or 3 * n * dtype.byte
     op = Elementwise("adamw", n, dtype=dtype, read=read, write=write, count=launches, label="optimiser")
     return Block((op,), 1, "optimiser")
-
-
-def gradient_exchange_block(parameters: int, dtype: Dtype, gpus: int, stride: int) -> Block:
-    """Return the sum of gradients over data-parallel replicas, once a step; ``stride`` GPUs lie between two."""
-    op = Collective("all_reduce", parameters * dtype.byte, gpus, stride=stride, dtype=dtype, label="gradients")
-    return Block((op,), 1, "gradients")
 
 
 _Group: TypeAlias = list[TapeEntry]

@@ -15,6 +15,7 @@ from math import log, sqrt
 from typing import TypeAlias
 
 from wattcast.core.errors import bad_value
+from wattcast.core.records import replace
 from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
@@ -51,11 +52,7 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
 
 
 def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -> Tensor:
-    if run.engine:
-        gate = layers.gate_in_one_kernel(run, layers.project(run, x, 2 * width), dims.activation)
-        return layers.project(run, gate, dims.hidden)
-    gate = functional.activation(dims.activation, layers.project(run, x, width))
-    return layers.project(run, gate * layers.project(run, x, width), dims.hidden)
+    return layers.gated_feed_forward(replace(run, tp=1), x, width, dims.activation)  # its result is summed later
 
 
 def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -151,9 +148,7 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     tape, width = x.tape, dims.expert_intermediate // run.tp
     if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
         groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
-        if run.served:
-            return _local_experts(dims, run, x, groups, tokens)
-        local = functional.pick_rows(x, sum(size * count for size, count in groups))
+        local = x if run.served else functional.pick_rows(x, sum(size * count for size, count in groups))
         return _multiply_experts(dims, run, local, groups, tokens)
     if run.served:
         return _fused_experts(dims, run, x, tokens, (tokens, dims.experts, dims.experts_chosen), run.skew)
@@ -194,21 +189,16 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
 
 def _multiply_experts(dims: ExpertDims, run: PassSettings, rows: Tensor, groups: PickGroups, tokens: int) -> Tensor:
     """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
-    if run.served:
-        return _local_experts(dims, run, rows, groups, tokens)
+    if run.served:  # in one call, each pick as a token that visits one expert
+        picks, least = sum(size * count for size, count in groups), min(count for _, count in groups)
+        size, most = max(groups, key=lambda group: group[1])
+        skew = min(size * (most - least) / picks, 1.0)
+        return _fused_experts(dims, run, rows, tokens, (picks, dims.experts // run.ep, 1), skew)
     tape, width, held = rows.tape, dims.expert_intermediate // run.expert_width_share, dims.experts // run.ep
     up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
     gated = layers.gate_in_one_kernel(run, functional.grouped_matmul(rows, up, groups), dims.activation)
     return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
-
-
-def _local_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: PickGroups, tokens: int) -> Tensor:
-    """Run this GPU's experts in one call, each pick as a token that visits one of them."""
-    picks, least = sum(size * count for size, count in groups), min(count for _, count in groups)
-    size, most = max(groups, key=lambda group: group[1])
-    choices = picks, dims.experts // run.ep, 1
-    return _fused_experts(dims, run, x, tokens, choices, min(size * (most - least) / picks, 1.0))
 
 
 def _fused_experts(

@@ -141,16 +141,12 @@ def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequen
     ops = []
     for raw in raws:
         try:
-            ops.append(_decode_entry(raw))
+            head = decode_json(raw, _EntryHead, "op")
+            cls = None if head.op is None and head.repeat is not None else _find_class(head.op)
+            ops.append(cls and _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op))))
         except BadInput as error:
             raise type(error)(f"{where}[{first + np.argmax(place == len(ops))}]: {error}") from None
     return tuple(map(ops.__getitem__, place.tolist()))
-
-
-def _decode_entry(raw: bytes) -> Operator | None:
-    head = decode_json(raw, _EntryHead, "op")
-    cls = None if head.op is None and head.repeat is not None else _find_class(head.op)
-    return cls and _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op)))
 
 
 def _stack_entries(raws: Sequence[bytes]) -> OperatorColumns:

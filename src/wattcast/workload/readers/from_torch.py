@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
-from wattcast.core.records import dataclass
 from wattcast.core.units import Dtype
 from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
@@ -26,76 +25,29 @@ from wattcast.workload.readers.aten_operators import AtenCall, find_tensors, map
 from wattcast.workload.symbolic_tensor import make_tensor
 
 
-@dataclass(frozen=True)
-class UnmappedOperator:
-    """An ATen operator without a rule: the module that called it, its calls, FLOPs and bytes."""
-
-    name: str
-    module: str
-    calls: int
-    flop: float
-    byte: float
-
-
-@dataclass(frozen=True)
-class CapturedModule:
-    """The graph of a module, and the operators of it that are only roughly known."""
-
-    graph: Graph
-    unmapped: tuple[UnmappedOperator, ...]
-
-
 def capture(
-    module: Any, inputs: Any, *, name: str = "", train: bool = False, loss: Callable[[Any], Any] | None = None
-) -> Graph:
-    """Return the operators and the memory of ``module(inputs)``: what ``wattcast.predict`` takes.
-
-    ``inputs`` are tensors or shapes: one, a list of them, or a mapping of keyword arguments. A shape, such as
-    ``(8, 3, 224, 224)``, stands for a tensor in the format of the module's parameters; token numbers are given as a
-    tensor (``torch.empty(8, 128, dtype=torch.long, device="meta")`` needs no memory). ``train`` adds the backward
-    pass of ``loss(output)`` and one AdamW step. The kernels are those of PyTorch eager, in the formats of the module:
-    ``capture(module.to(torch.bfloat16), ...)``.
-    """
-    torch = _import_torch()
-    format_ = next((p.dtype for p in getattr(module, "parameters", list)() if p.is_floating_point()), torch.float32)
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, (list, tuple)) and value and all(type(size) is int for size in value):
-            if min(value) < 1:
-                raise bad_value("inputs", "shapes of sizes above zero", str(tuple(value)))
-            return torch.empty(tuple(value), dtype=format_, device="meta")
-        if isinstance(value, Mapping):
-            return {key: fill(item) for key, item in value.items()}
-        return type(value)(fill(item) for item in value) if type(value) in (list, tuple) else value
-
-    filled = fill(inputs)
-    args = () if isinstance(filled, Mapping) else tuple(filled) if type(filled) in (list, tuple) else (filled,)
-    kwargs = filled if isinstance(filled, Mapping) else None
-    return capture_module(module, args, kwargs, name=name, train=train, loss=loss).graph
-
-
-def capture_module(
     module: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    inputs: Any = (),
     *,
     name: str = "",
     train: bool = False,
     loss: Callable[[Any], Any] | None = None,
     tf32: bool = False,
     step: bool = True,
-) -> CapturedModule:
-    """Run ``module(*args, **kwargs)`` without data and record every operator.
+) -> Graph:
+    """Return the operators and the memory of ``module(inputs)``: what ``wattcast.predict`` takes.
 
-    Parameters and tensors may be real or meta; real ones are only looked at. A yes-or-no question about data ("is
-    nothing padded?") is answered yes, and the graph says so. ``train`` adds the backward pass of ``loss(output)``
-    (default: ``output.loss``, or the sum of the first tensor) and, with ``step``, one fused AdamW step over the
-    module's parameters.
+    ``inputs`` are tensors or shapes: one, a list of them, or a mapping of keyword arguments. A shape, such as
+    ``(8, 3, 224, 224)``, stands for a tensor in the format of the module's parameters; token numbers are given as a
+    tensor (``torch.empty(8, 128, dtype=torch.long, device="meta")`` needs no memory). Parameters and tensors may be
+    real or meta; real ones are only looked at. A yes-or-no question about data ("is nothing padded?") is answered
+    yes, and the graph says so. ``train`` adds the backward pass of ``loss(output)`` (default: ``output.loss``, or the
+    sum of the first tensor) and, with ``step``, one fused AdamW step. The kernels are those of PyTorch eager, in the
+    formats of the module: ``capture(module.to(torch.bfloat16), ...)``; ``tf32``: products of fp32 run in TF32.
     """
     torch = _import_torch()
-    name = name or type(module).__name__
     recorder = _make_recorder(torch, module, tf32)
-    given = tuple(args), dict(kwargs or {})
+    given = _make_inputs(torch, module, inputs)
     args, kwargs = import_module("torch.utils._pytree").tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
     run, weights = _without_data(torch, module)
     fixed_byte = recorder.memory.fix([*weights, *_list_tensors(torch, (args, kwargs))])
@@ -127,17 +79,35 @@ def capture_module(
     if train and step:
         blocks += [optimiser_block(count, dtype) for dtype, count in parameters.items()]
         peak_byte += 2 * sum(count * dtype.byte for dtype, count in parameters.items())
-    unmapped = tuple(recorder.unmapped.values())
     said = ["captured from PyTorch on tensors without data; scaled-dot-product attention taken as one fused kernel"]
     said += [
-        f"operator {u.name} in {u.module or 'the module'} has no rule: {u.calls} call(s), {u.flop:.3g} FLOP and "
-        f"{u.byte:.3g} bytes kept as unspecified elementwise work"
-        for u in unmapped
+        f"operator {called} in {path or 'the module'} has no rule: {u['calls']} call(s), {u['flop']:.3g} FLOP and "
+        f"{u['byte']:.3g} bytes kept as unspecified elementwise work"
+        for (called, path), u in recorder.unmapped.items()
     ]
     said += [f"{path or 'the module'} asks its data a yes-or-no question: answered yes" for path in recorder.answered]
     memory_byte = float(fixed_byte + peak_byte + WORKSPACE_BYTE)
     phase = "train" if train else "forward"
-    return CapturedModule(Graph(name, tuple(blocks), memory_byte, tuple(said), "eager", phase), unmapped)
+    return Graph(name or type(module).__name__, tuple(blocks), memory_byte, tuple(said), "eager", phase)
+
+
+def _make_inputs(torch: Any, module: Any, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments by place and by name, with tensors in place of shapes."""
+    format_ = next((p.dtype for p in getattr(module, "parameters", list)() if p.is_floating_point()), torch.float32)
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and value and all(type(size) is int for size in value):
+            if min(value) < 1:
+                raise bad_value("inputs", "shapes of sizes above zero", str(tuple(value)))
+            return torch.empty(tuple(value), dtype=format_, device="meta")
+        if type(value) is dict:  # an encoder's outputs are a mapping too, and more
+            return {key: fill(item) for key, item in value.items()}
+        return type(value)(fill(item) for item in value) if type(value) in (list, tuple) else value
+
+    filled = fill(dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    if isinstance(filled, dict):
+        return (), filled
+    return tuple(filled) if type(filled) in (list, tuple) else (filled,), {}
 
 
 class _LiveMemory:
@@ -186,7 +156,7 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.ops: list[Operator] = []
-            self.unmapped: dict[tuple[str, str], UnmappedOperator] = {}
+            self.unmapped: dict[tuple[str, str], Counter[str]] = {}  # what is not known, by name and module
             self.answered: dict[str, None] = {}  # modules that asked their data a question, in order
             self.phase = ""
             self.memory = _LiveMemory()
@@ -234,17 +204,14 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
             if found is None:
                 rule = import_module("torch.utils.flop_counter").flop_registry.get(func.overloadpacket)
                 flop = float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
-                found = self.keep_unmapped(call, str(func), flop) if results else []
+                found = []
+                if results:  # kept with its bytes, which are known
+                    read = sum(t.byte for t in call.inputs)
+                    stake: dict[str, Any] = {"calls": 1, "flop": flop, "byte": read + call.out_byte}
+                    self.unmapped.setdefault((str(func), self.path()), Counter()).update(stake)
+                    n, kind = max(call.out.numel, 1), call.out.dtype
+                    found = [Elementwise("unspecified", n, dtype=kind, read=read, write=call.out_byte)]
             self.ops += [op.with_label(self.path()) for op in found]
-
-        def keep_unmapped(self, call: AtenCall, name: str, flop: float) -> list[Operator]:
-            """Keep an operator without a rule, whose bytes are known, and note what is not known about it."""
-            read, key = sum(t.byte for t in call.inputs), (name, self.path())
-            before = self.unmapped.get(key, UnmappedOperator(*key, 0, 0.0, 0.0))
-            byte = before.byte + read + call.out_byte
-            self.unmapped[key] = UnmappedOperator(*key, before.calls + 1, before.flop + flop, byte)
-            n = max(call.out.numel, 1)
-            return [Elementwise("unspecified", n, dtype=call.out.dtype, read=read, write=call.out_byte)]
 
     return Recorder()
 
