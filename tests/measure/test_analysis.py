@@ -24,7 +24,7 @@ from wattcast.measure.database_files import (
     summarise_database,
 )
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
-from wattcast.measure.measured_run import Measurement, ModelTerm, RunFigures, compare_run, compare_with_prediction
+from wattcast.measure.measured_run import Measurement, ModelTerm, compare_with_prediction
 from wattcast.measure.sampler import describe_sensor
 from wattcast.measure.steady_state import SettlingRule, find_settled_window
 
@@ -91,27 +91,32 @@ def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is(tmp_path: Path) -> 
     assert found["sustained-z"]["settled_power_w"] is None
 
 
+def predicted_json(**changes: float) -> dict[str, Any]:
+    return {"predictions": [{"latency_s": 1.0, "power_w": 500.0, "clock_hz": 1.98e9, "busy_s": 0.9} | changes]}
+
+
 def test_the_term_that_is_off_is_named() -> None:
-    predicted = RunFigures(1.0, 500.0, 1.98e9, 0.1)
     cases = {
-        ModelTerm.NONE: RunFigures(1.02, 510.0, 1.98e9),
-        ModelTerm.ENERGY: RunFigures(1.02, 600.0, 1.98e9),
-        ModelTerm.CLOCK: RunFigures(1.25, 520.0, 1.60e9),
-        ModelTerm.HOST: RunFigures(1.5, 380.0, 1.98e9),
-        ModelTerm.KERNELS: RunFigures(1.5, 510.0, 1.98e9),
+        ModelTerm.NONE: (1.02, 510.0, 1.98e9),
+        ModelTerm.ENERGY: (1.02, 600.0, 1.98e9),
+        ModelTerm.CLOCK: (1.25, 520.0, 1.60e9),
+        ModelTerm.HOST: (1.5, 380.0, 1.98e9),
+        ModelTerm.KERNELS: (1.5, 510.0, 1.98e9),
     }
-    for term, measured in cases.items():
-        verdict = compare_run(measured, predicted)
+    for term, (latency_s, power_w, clock_hz) in cases.items():
+        measured = Measurement("run", latency_s, power_w=power_w, sm_clock_hz=clock_hz)
+        verdict = compare_with_prediction(measured, predicted_json())
         assert verdict.term is term
-        assert verdict.energy == pytest.approx(measured.latency_s * measured.power_w / 500.0)
-    assert "+50.0 %" in compare_run(cases[ModelTerm.HOST], predicted).sentence
-    assert compare_run(RunFigures(1.2, 500.0), RunFigures(1.0, 500.0, None, 0.6)).term is ModelTerm.HOST
+        assert verdict.energy == pytest.approx(latency_s * power_w / 500.0)
+        assert f"measured time is {100 * (latency_s - 1):+.1f} %" in verdict.sentence
+    no_clock = Measurement("run", 1.2, power_w=500.0)
+    assert compare_with_prediction(no_clock, predicted_json(busy_s=0.4)).term is ModelTerm.HOST
 
 
 def test_figures_that_are_none_are_refused() -> None:
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="above zero"):
-            RunFigures(wrong, 500.0)
+            compare_with_prediction(Measurement("run", 1.0, power_w=500.0), predicted_json(latency_s=wrong))
 
 
 def test_a_window_against_the_output_of_predict() -> None:

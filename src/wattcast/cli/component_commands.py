@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattcast.cli.shared_options import CommandOutput, Environment, command
+from wattcast.cli.shared_options import CommandOutput, Environment, command, parse_pairs
 from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, read_bytes, reference_folder
 from wattcast.core.units import parse, show
@@ -204,12 +204,7 @@ def fit_component(
 
     if (architecture is None) != (out is None):
         raise bad_value("--architecture and --out", "both or neither", "one")
-    special = {}
-    for text in bound or ():
-        named, equals, ends = text.partition("=")
-        if not equals:
-            raise bad_value("--bound", "NAME=low:high", text)
-        special[named] = _parse_bounds(ends, "--bound")
+    special = parse_pairs(bound, "--bound", "NAME=low:high", _read_bounds)
     orders = tuple(component_fit.ValueOrdering.read(text) for text in order or ())
     if energies and bottom_up is not None:
         raise bad_value("--energies and --bottom-up", "one of them", "both")
@@ -225,7 +220,10 @@ def fit_component(
     shortest_s = parse(shortest, "s", "--shortest")
     limits = component_fit.ENERGY_CONSTRAINTS
     if not energies:
-        limits = component_fit.FitConstraints(_parse_bounds(bounds, "--bounds"))
+        try:
+            limits = component_fit.FitConstraints(_read_bounds(bounds))
+        except ValueError:
+            raise bad_value("--bounds", "low:high, such as 0.5:2", bounds) from None
     found = component_fit.fit_components(table, replace(limits, special=special, orders=orders), shortest_s)
     if architecture is not None and out is not None:
         if energies:
@@ -246,12 +244,9 @@ def fit_component(
     return CommandOutput(found.to_plain, "\n".join(lines), notes=notes)
 
 
-def _parse_bounds(text: str, where: str) -> tuple[float, float]:
+def _read_bounds(text: str) -> tuple[float, float]:
     low, _, high = text.partition(":")
-    try:
-        return float(low), float(high)
-    except ValueError:
-        raise bad_value(where, "low:high, such as 0.5:2", text) from None
+    return float(low), float(high)
 
 
 _ZERO_C_IN_K = 273.15
@@ -280,14 +275,8 @@ def show_bottom_up(
         "voltage_v": None if voltage is None else parse(voltage, "V", "--voltage"),
         "temperature_k": None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
     }
-    factors = {}
-    for text in changes:
-        part, _, number = text.partition("=")
-        try:
-            factors[part.strip()] = float(number)
-        except ValueError:
-            known = ", ".join(event_energies.SIZE_KNOBS)
-            raise bad_value("--change", f"PART=FACTOR with a part of {known}", text) from None
+    known = ", ".join(event_energies.SIZE_KNOBS)
+    factors = parse_pairs(changes, "--change", f"PART=FACTOR with a part of {known}", float)
     gpu, dialect = None, SimulatorDialect.GPUWATTCH
     if _is_architecture(Path(name)):
         architecture = read_architecture(Path(name))

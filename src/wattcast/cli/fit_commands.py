@@ -96,7 +96,9 @@ def fit_sensitivity(env: Environment, table: Path, out: Path | None = None, name
     Example: wattcast manage simulate --export table.csv && wattcast lab sensitivity table.csv --out model.yaml
     """
     import msgspec
+    import yaml
 
+    from wattcast.core.whole_files import write_whole
     from wattcast.manage import sensitivity_model
 
     data = sensitivity_model.read_sensitivity_table(table)
@@ -105,7 +107,7 @@ def fit_sensitivity(env: Environment, table: Path, out: Path | None = None, name
         data.counters, data.sensitivity, data.groups, name or table.stem, source
     )
     if out is not None:
-        sensitivity_model.write_sensitivity_model(fitted.model, out)
+        write_whole(out, yaml.safe_dump(msgspec.to_builtins(fitted.model), sort_keys=False).encode())
         env.say(f"model saved: {out}")
     plain = {
         "model": msgspec.to_builtins(fitted.model),
@@ -150,7 +152,7 @@ def calibrate(
 
         chip = find_gpu(gpu)
         folder = out or Path("calibrated") / chip.name
-        moved = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor or []))
+        moved = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor))
         saved = f"{moved.bundle.gpu} saved in {folder}; use it with --bundle {folder}"
         plain = {
             "gpu": chip.name,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, Options, command
+from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, Options, command, parse_pairs
 from wattcast.core import units
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.whole_files import check_writable
@@ -144,6 +144,7 @@ def run(
     from wattcast.manage.serving_control import read_engine_metrics
     from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
     from wattcast.measure.device_control import NvmlCard
+    from wattcast.serving.simulate_serving import find_language_model
 
     goal = _read_objective(**options)
     seconds = _period_s(period)
@@ -151,7 +152,7 @@ def run(
         raise bad_value("--progress", "a file in a folder that exists", str(progress))
     limits = _serving_limits(ttft, tpot)
     if model is not None:
-        serving_control.find_served_model(model)
+        find_language_model(model)
         if metrics is None:
             raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
     if metrics is not None and not command:
@@ -182,8 +183,8 @@ def run(
     told_by = None if metrics is None else partial(read_engine_metrics, metrics)
     task = live_control.ControlTask(goal, seconds, progress, told, turn_limit, advice, keeper, told_by, rows, unit)
     with hold_card(card, socket) as held:
-        ended = live_control.run_controlled_program(held, command or [], task, env.say, variables)
-    raise typer.Exit(ended.code if ended.code >= 0 else 128 - ended.code)
+        code = live_control.run_controlled_program(held, command or [], task, env.say, variables)
+    raise typer.Exit(code if code >= 0 else 128 - code)
 
 
 @command("manage plane")
@@ -323,12 +324,7 @@ def site(env: Environment, nodes: list[Path], site_power: str, priority: list[st
     from wattcast.manage.site_budget import coordinate_site
 
     ended: list[int] = []
-    ranks: dict[str, int] = {}
-    for text in priority or []:
-        uuid, _, rank = text.rpartition("=")
-        if not uuid or not rank.lstrip("-").isdigit():
-            raise bad_value("--priority", "UUID=NUMBER", text)
-        ranks[uuid] = int(rank)
+    ranks = parse_pairs(priority, "--priority", "UUID=NUMBER", int)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: ended.append(number))
     most_w = units.parse_amount(site_power, "W", "--site-power", inclusive=False)

@@ -64,7 +64,7 @@ def predict(
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)
     own: dict[str, Any] = {"operands": operands, "bundle": bundle, "card": card, "force": force}
-    own["factors"] = shared_options.parse_factors(factor or [])
+    own["factors"] = shared_options.parse_factors(factor)
     predictions = api.predict_many(workloads, chip, **options, **own)
     if plot is not None:
         from wattcast.report.configuration_view import RunSettings, view_configuration

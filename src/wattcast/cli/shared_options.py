@@ -299,19 +299,26 @@ def read_help() -> dict[str, dict[str, dict[str, str]]]:
     return found
 
 
-def parse_factors(given: Sequence[str]) -> dict[str, float]:
+def parse_pairs(
+    given: Sequence[str] | None, option: str, wanted: str, read: Callable[[str], Found]
+) -> dict[str, Found]:
     """Parse ``["compute=0.9"]`` into ``{"compute": 0.9}``; names and ranges are checked where they are applied."""
-    found: dict[str, float] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
+    found: dict[str, Found] = {}
+    for text in given or ():
+        name, _, value = (part.strip() for part in text.rpartition("="))
+        if name in found:
+            raise bad_value(option, f"one value of {name}", "two")
         try:
-            number = float(value.removesuffix("W").strip() if equals and name.strip() else "")
+            found[name] = read(value if name else "")
         except ValueError:
-            raise bad_value("--factor", "NAME=VALUE, such as compute=0.9", text) from None
-        if name.strip() in found:
-            raise bad_value("--factor", f"one value of {name.strip()}", "two")
-        found[name.strip()] = number
+            raise bad_value(option, wanted, text) from None
     return found
+
+
+def parse_factors(given: Sequence[str] | None) -> dict[str, float]:
+    """Parse the corrections of ``--factor``, of which the idle power is in watts."""
+    wanted = "NAME=VALUE, such as compute=0.9"
+    return parse_pairs(given, "--factor", wanted, lambda value: float(value.removesuffix("W").strip()))
 
 
 def check_plot_option(value: Path | None) -> Path | None:

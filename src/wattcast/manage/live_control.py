@@ -386,15 +386,6 @@ def control_serving(
 
 
 @dataclass(frozen=True)
-class EndedProgram:
-    """Say how a controlled program ended."""
-
-    code: int
-    changes: int
-    controlled: bool  # to the end
-
-
-@dataclass(frozen=True)
 class ControlTask:
     """Hold what a controller has to do: an objective for reported work, or limits for a program that serves."""
 
@@ -416,8 +407,8 @@ def run_controlled_program(
     task: ControlTask,
     say: Callable[[str], None],
     environment: Mapping[str, str],
-) -> EndedProgram:
-    """Run ``command`` while the controller sets the card; without one, control what runs there until a signal comes.
+) -> int:
+    """Run ``command`` under control and return its exit code; without one, control what runs until a signal comes.
 
     ``Refused`` when the card did not get back what it had.
     """
@@ -458,7 +449,7 @@ def run_controlled_program(
     if task.rows is not None:
         count = write_calibration_rows(plant, task.workload or {}, task.rows)
         say(f"{task.rows}: {count} rows for `wattcast calibrate`.")
-    return EndedProgram(code, plant.changes, plant.controlled)
+    return code
 
 
 def write_calibration_rows(plant: LivePlant, workload: Mapping[str, Any], path: Path) -> int:

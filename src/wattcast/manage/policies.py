@@ -305,11 +305,6 @@ def score_tables(tables: PlantTables, objective: Objective) -> Array:
     return objective.log_scores(time_s, tables.power_w, reference)
 
 
-def find_oracle_settings(tables: PlantTables, objective: Objective) -> Indices:
-    """Find the best setting of each phase, from the whole table; ``(phase,)``."""
-    return np.asarray(score_tables(tables, objective).argmin(axis=-1), dtype=np.int64)
-
-
 def find_static_best(tables: PlantTables, application: str, objective: Objective) -> int:
     """Find the one setting that serves the whole application best; a slowdown bounds its total time."""
     counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(np.float64)
@@ -343,7 +338,7 @@ def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup:
     idle_s = 0.0
     match policy:
         case PolicyName.ORACLE:
-            chosen = find_oracle_settings(tables, objective)
+            chosen[:] = score_tables(tables, objective).argmin(axis=-1)  # of each phase, from the whole table
         case PolicyName.STATIC:
             chosen[:] = find_static_best(tables, application, objective)
         case PolicyName.PREDICTIVE | PolicyName.GUIDED if application not in setup.forecast:

@@ -23,7 +23,6 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, nearest_names
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_number
-from wattcast.core.whole_files import write_whole
 from wattcast.manage.plants import KnobRole
 
 FORMAT = 1
@@ -108,13 +107,6 @@ def read_sensitivity_model(path: Path) -> SensitivityModel:
     if model.format != FORMAT:
         raise bad_value(f"{path.name}: format", f"{FORMAT}", model.format)
     return model
-
-
-def write_sensitivity_model(model: SensitivityModel, path: Path) -> None:
-    """Save a sensitivity model as YAML, whole or not at all."""
-    import yaml
-
-    write_whole(path, yaml.safe_dump(msgspec.to_builtins(model), sort_keys=False).encode())
 
 
 @cache

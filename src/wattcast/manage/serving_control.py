@@ -32,10 +32,9 @@ from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, govern_steps, plan_requests
+from wattcast.serving.simulate_serving import find_language_model
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
-from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
-from wattcast.workload.readers.load_workload import find_model
 
 # Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang: docs.sglang.io, likewise.
 FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
@@ -481,18 +480,10 @@ def rehearse_load(by_level: Sequence[StepCosts], trace: Trace, limits: ServingLi
     }
 
 
-def find_served_model(name: str) -> ModelSpec:
-    """Return the language model of this name."""
-    spec = find_model(name)
-    if spec is None or spec.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", name, "`wattcast models list` lists them.")
-    return spec
-
-
 def build_clock_levels(model: str, gpu: Gpu, longest_context: int = 16384) -> list[StepCosts]:
     """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
     options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
-    costs = tabulate_step_costs(find_served_model(model), gpu, options, longest_context=longest_context)
+    costs = tabulate_step_costs(find_language_model(model), gpu, options, longest_context=longest_context)
     return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
 
 

@@ -39,6 +39,7 @@ ONE_LEVEL = 1.03  # between two powers, for them to be one level seen twice
 STOPPED_S = 0.5  # without a step of a counter whose period is not known, beyond which it has stopped
 BUSY_S = 0.2  # a step that is missing for less may only have been read late, on a busy machine
 CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
+TOLERANCE = 0.05  # between a run and its prediction, relative
 COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
 
 
@@ -446,22 +447,6 @@ class ModelTerm(StrEnum):
 
 
 @dataclass(frozen=True)
-class RunFigures:
-    """One side of the comparison; ``clock_hz`` as NVML reports it, ``host_share`` of time the GPU waits."""
-
-    latency_s: float
-    power_w: float
-    clock_hz: float | None = None
-    host_share: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            wrong = value is not None and not (math.isfinite(value) and value >= 0.0)
-            if wrong or (name in ("latency_s", "power_w", "clock_hz") and value == 0.0):
-                raise bad_value(f"comparison.{name}", "a finite number above zero", value)
-
-
-@dataclass(frozen=True)
 class RunVerdict:
     """Ratios measured over predicted, the term that is off most, and a sentence that says so."""
 
@@ -477,8 +462,13 @@ class RunVerdict:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def compare_run(measured: RunFigures, predicted: RunFigures, tolerance: float = 0.05) -> RunVerdict:
-    """Compare both sides and name the term of the model that explains the difference, if it exceeds ``tolerance``.
+def compare_with_prediction(
+    measurement: Measurement, predicted: Mapping[str, Any], iterations: int = 1, where: str = "prediction"
+) -> RunVerdict:
+    """Compare a measured window with the first prediction of ``wattcast predict --json``, and name the term at fault.
+
+    ``iterations`` is how often the window ran the predicted workload. Power is the mean over the window,
+    so start-up and loading belong outside it.
 
     The time ratio is split into a clock part and a cycle part (time = cycles / clock); the rest points at a term:
 
@@ -487,46 +477,36 @@ def compare_run(measured: RunFigures, predicted: RunFigures, tolerance: float = 
     - cycles differ and power did not fall: the kernels (tiles, traffic, missing operators);
     - time agrees and power differs: the energies, or the assumed data (toggling).
     """
-    latency, power = measured.latency_s / predicted.latency_s, measured.power_w / predicted.power_w
-    clock = measured.clock_hz / predicted.clock_hz if measured.clock_hz and predicted.clock_hz else None
+    try:
+        first = predicted["predictions"][0]
+        figures = {name: float(first[name]) for name in ("latency_s", "power_w", "clock_hz")}
+        busy_s = float(first.get("busy_s", figures["latency_s"]))
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise BadInput(f"{where}: expected the output of `wattcast predict --json`.") from None
+    for name, value in figures.items():
+        if not 0.0 < value < math.inf:
+            raise bad_value(f"{where}: {name}", "a finite number above zero", value)
+    if iterations < 1:
+        raise bad_value("--iterations", "a whole number of at least 1", iterations)
+    if not measurement.power_w:
+        raise Refused(f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare.")
+    latency = measurement.duration_s / iterations / figures["latency_s"]
+    power, seen_hz = measurement.power_w / figures["power_w"], measurement.sm_clock_hz
+    clock, host_share = seen_hz / figures["clock_hz"] if seen_hz else None, 1.0 - busy_s / figures["latency_s"]
     cycles = latency * (clock or 1.0)
-    late, hot = abs(latency - 1.0) > tolerance, abs(power - 1.0) > tolerance
-    if not late:
-        term = ModelTerm.ENERGY if hot else ModelTerm.NONE
+    if abs(latency - 1.0) <= TOLERANCE:
+        term = ModelTerm.ENERGY if abs(power - 1.0) > TOLERANCE else ModelTerm.NONE
     elif clock is not None and 2.0 * abs(clock - 1.0) > abs(latency - 1.0) > abs(cycles - 1.0):
         term = ModelTerm.CLOCK
-    elif (latency > 1.0 and power < 1.0 - 0.5 * tolerance) or (predicted.host_share or 0.0) > 0.3:
+    elif (latency > 1.0 and power < 1.0 - 0.5 * TOLERANCE) or host_share > 0.3:
         term = ModelTerm.HOST
     else:
         term = ModelTerm.KERNELS
     ratios = {"measured time is": latency, "power": power, "energy": latency * power, "clock": clock}
     parts = ", ".join(f"{name} {100.0 * (r - 1.0):+.1f} %" for name, r in ratios.items() if r is not None)
-    share = f" ({100 * predicted.host_share:.0f} % of it was predicted as host time)" if predicted.host_share else ""
+    share = f" ({100 * host_share:.0f} % of it was predicted as host time)" if host_share > 0.0 else ""
     sentence = f"{parts} against the prediction{share}. {_ADVICE[term]}"
     return RunVerdict(latency, power, latency * power, clock, term, sentence)
-
-
-def compare_with_prediction(
-    measurement: Measurement, predicted: Mapping[str, Any], iterations: int = 1, where: str = "prediction"
-) -> RunVerdict:
-    """Compare a measured window with the first prediction of ``wattcast predict --json``.
-
-    ``iterations`` is how often the window ran the predicted workload. Power is the mean over the window,
-    so start-up and loading belong outside it.
-    """
-    try:
-        first = predicted["predictions"][0]
-        latency_s = float(first["latency_s"])
-        waiting = max(1.0 - float(first.get("busy_s", latency_s)) / latency_s, 0.0)
-        figures = RunFigures(latency_s, float(first["power_w"]), float(first["clock_hz"]), waiting)
-    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        raise BadInput(f"{where}: expected the output of `wattcast predict --json`.") from None
-    if iterations < 1:
-        raise bad_value("--iterations", "a whole number of at least 1", iterations)
-    if measurement.power_w is None:
-        raise Refused(f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare.")
-    seen = RunFigures(measurement.duration_s / iterations, measurement.power_w, measurement.sm_clock_hz)
-    return compare_run(seen, figures)
 
 
 _ADVICE = {
