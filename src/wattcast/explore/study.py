@@ -19,7 +19,7 @@ from wattcast.core.records import dataclass, field, fields, is_dataclass, replac
 from wattcast.explore.search_space import Constraint, FieldKind, SearchSpace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
 from wattcast.workload.graph import Graph, count_operators
 
@@ -212,9 +212,7 @@ def find_unused_fields(study: Study) -> list[str]:
 def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     """Evaluate points where the governor lowers the clock; return the columns that change."""
     chip, at, bundle = configure_points(study, columns)
-    timeline = analyse_graph(study.graph, chip, bundle)
-    settled = find_governed_point(timeline, chip, at, bundle)
-    totals = total_at_clock(timeline, settled.at, bundle)
+    settled, totals, _ = run_governed(analyse_graph(study.graph, chip, bundle), chip, at, bundle)
     return _total_columns(totals, settled.clock_hz[..., 0]) | {"limit_met": settled.met}
 
 

@@ -33,7 +33,7 @@ from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
 from wattcast.predictor.bundle.calibrated import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.timeline import KernelPhase, Timeline
 from wattcast.workload.graph import Graph
@@ -82,8 +82,9 @@ def predict_models(
         m, timeline = row.measured, scale_timeline(row, factors)
         at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
         if m.clock_hz is None or m.power_limit_w is not None:
-            at = find_governed_point(timeline, gpu, at, priced).at
-        totals = total_at_clock(timeline, at, priced)
+            totals = run_governed(timeline, gpu, at, priced)[1]
+        else:
+            totals = total_at_clock(timeline, at, priced)
         found.append((float(np.squeeze(totals.latency_s)), float(np.squeeze(totals.power_w))))
     latency_s, power_w = np.array(found).reshape(-1, 2).T
     return latency_s, power_w

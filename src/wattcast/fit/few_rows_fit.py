@@ -28,6 +28,7 @@ from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.calibration import describe_moved
 from wattcast.fit.held_out import (
     HeldOutRows,
+    analyse_row,
     collect_held_out,
     fit_interval_ends,
     fit_nearness,
@@ -41,7 +42,6 @@ from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_
 from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
-from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.predictor import pipeline
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
 from wattcast.predictor.bundle.support_widening import default_widening
@@ -331,9 +331,7 @@ def _split_power(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Array, tup
     found: list[Array] = []
     names: tuple[str, ...] = ()
     for i in range(len(rows)):
-        segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
-        kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
-        timeline = analyse_kernels(kernels, gpu, bundle)
+        timeline = analyse_row(rows, i, gpu, bundle)
         each_s, set_hz = np.array([latency_s[i]]), np.array([clock_hz[i]])
         at = OperatingPoint(clock_hz=set_hz)
         running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)

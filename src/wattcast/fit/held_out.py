@@ -51,8 +51,8 @@ from wattcast.predictor.bundle.support_widening import (
     default_widening,
     nearness_scale,
 )
-from wattcast.predictor.governor import find_governed_point
-from wattcast.predictor.pipeline import analyse_kernels, total_at_clock
+from wattcast.predictor.governor import run_governed
+from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.timeline import Timeline, compute_effective_hz, compute_kernel_s
 from wattcast.predictor.uncertainty import find_unmeasured, kernel_log_ends
 
@@ -166,7 +166,10 @@ def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float
             result[np.flatnonzero(burst)[at], 0] = _at_top(some.select_rows(at), gpu, shortly.for_data(name), top_hz)
             result[np.flatnonzero(burst)[at], 2] = top_hz
     for i in np.flatnonzero(~burst):
-        result[i] = _under_governor(rows, int(i), gpu, bundle.for_data(rows.data[i]), run_s)
+        own = bundle.for_data(rows.data[i])
+        timeline = analyse_row(rows, int(i), gpu, own)
+        governed, totals, _ = run_governed(timeline, gpu, OperatingPoint(duration_s=run_s), own)
+        result[i] = totals.latency_s, totals.power_w, governed.clock_hz[..., 0], governed.asked_w
     return result
 
 
@@ -186,13 +189,11 @@ def _at_top(rows: KernelRows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
     return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
 
 
-def _under_governor(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle, run_s: float | None) -> list[float]:
+def analyse_row(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> Timeline:
+    """Analyse the kernel of one row, issued once."""
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
     kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
-    timeline = analyse_kernels(kernels, gpu, bundle)
-    governed = find_governed_point(timeline, gpu, OperatingPoint(duration_s=run_s), bundle)
-    totals = total_at_clock(timeline, governed.at, bundle)
-    return [float(x) for x in (totals.latency_s, totals.power_w, governed.clock_hz[..., 0], governed.asked_w)]
+    return analyse_kernels(kernels, gpu, bundle)
 
 
 def collect_held_out(

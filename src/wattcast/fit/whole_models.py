@@ -36,8 +36,8 @@ from wattcast.fit.kernel_rows import read_journals
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import find_governed_point
-from wattcast.predictor.pipeline import analyse_graph, total_at_clock
+from wattcast.predictor.governor import run_governed
+from wattcast.predictor.pipeline import analyse_graph
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
@@ -223,8 +223,7 @@ def _predict_latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) ->
     """Predict the latency of a timeline under the governor at another launch cost; nothing else depends on it."""
     launch = replace(bundle.launch, host_s_per_operator=host_s)
     line = replace(line, host_s=launch.host_s([op.kind for op in line.kernels.ops]))
-    at = find_governed_point(line, gpu, OperatingPoint(), bundle).at
-    return float(total_at_clock(line, at, bundle).latency_s)
+    return float(run_governed(line, gpu, OperatingPoint(), bundle)[1].latency_s)
 
 
 def _best_cost(table: Array, measured: Array, grid: Array) -> float:

@@ -151,21 +151,14 @@ class ModulePower(PowerModel):
         First those on the core rail at relative voltage 1, then those on other rails. Events without an energy cost
         nothing.
         """
-        if names not in self._rail_j:
-            known, modules = known_events(), self.modules
-            found = np.zeros((2, len(names), len(modules)))
-            for event in self.required_events:
-                module = known[event].module
-                on_core = {"dram": self.memory_on_core, "link": 0.0}.get(module, 1.0)
-                joules = self.energy_j[event] * (1.0 if module in STEADY else self.toggling)
-                found[:, names.index(event), modules.index(module)] = joules * on_core, joules * (1.0 - on_core)
-            self._rail_j[names] = found
-        return self._rail_j[names]
-
-    @cached_property
-    def _rail_j(self) -> dict[tuple[str, ...], npt.NDArray[np.float64]]:
-        """By names of events: predictions ask with one or two orders of them, thousands of times."""
-        return {}
+        known, modules = known_events(), self.modules
+        found = np.zeros((2, len(names), len(modules)))
+        for event in self.required_events:
+            module = known[event].module
+            on_core = {"dram": self.memory_on_core, "link": 0.0}.get(module, 1.0)
+            joules = self.energy_j[event] * (1.0 if module in STEADY else self.toggling)
+            found[:, names.index(event), modules.index(module)] = joules * on_core, joules * (1.0 - on_core)
+        return found
 
 
 def _set_clock(at: OperatingPoint) -> Array:

@@ -10,10 +10,8 @@ A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temp
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
@@ -114,22 +112,6 @@ def predict(
     return predict_many([workload], gpu, **options)[0]
 
 
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pause Python's search for cycles, which walks all operators of a long list again and again.
-
-    It took an eighth of the time of 200,000 operators.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_paused_collector()
 def predict_many(
     workloads: Sequence[Workload | tuple[Workload, Mapping[str, Any]]],
     gpu: str | Path | Gpu,
@@ -220,7 +202,15 @@ def resolve_settings(
     card: str = "another",
 ) -> tuple[list[str], OperatingPoint, Bundle]:
     """Return a note for every default taken, the operating point, and the bundle for these settings."""
-    notes = _describe_defaults(chip, fitted, clock, power_limit, host_launch, temperature, data)
+    host_s, limit_w = (float(np.mean(value)) for value in (fitted.launch.host_s_per_operator, chip.power.limit_w))
+    defaults = {
+        "clock: left to the governor": clock is None,
+        f"power limit: the card's default, {units.show(limit_w, 'W')}": power_limit is None,
+        f"host: {units.show(host_s, 's')} to issue an operator": host_launch is None,
+        f"temperature: {DEFAULT_TEMPERATURE_C:g} C": temperature is None,
+        "data: random-like": data == "random",
+    }
+    notes = [note for note, taken in defaults.items() if taken]
     if data != "random":
         fitted = fitted.for_data(data)
     if card not in CARDS:
@@ -230,10 +220,10 @@ def resolve_settings(
     else:
         notes.append("intervals: for another card of the kind")
     if host_launch is not None:
-        host_s = _read_amount(host_launch, "s", "host_launch")
-        if (np.asarray(host_s) < 0).any():
-            raise bad_value("host_launch", "zero or more", f"{np.min(host_s)} s")
-        launch = replace(fitted.launch, host_s_per_operator=host_s, engine_replays=False, measured=True)
+        each_s = _read_amount(host_launch, "s", "host_launch")
+        if (np.asarray(each_s) < 0).any():
+            raise bad_value("host_launch", "zero or more", f"{np.min(each_s)} s")
+        launch = replace(fitted.launch, host_s_per_operator=each_s, engine_replays=False, measured=True)
         fitted = replace(fitted, launch=launch)
     duration_s = None
     if duration in (None, SUSTAINED):
@@ -356,28 +346,6 @@ def find_gpu(gpu: str | Path | Gpu, node: str | Path | Node | None = None) -> Gp
     if isinstance(gpu, Path) or gpu.endswith((".yaml", ".yml")):
         return hardware.load_gpu_file(Path(gpu))
     return hardware.load_gpu(gpu)
-
-
-def _describe_defaults(
-    gpu: Gpu,
-    bundle: Bundle,
-    clock: Quantity | None,
-    power_limit: Quantity | None,
-    host_launch: Quantity | None,
-    temperature: Quantity | None,
-    data: str,
-) -> list[str]:
-    """Describe every default taken."""
-    host_s, limit_w = (float(np.mean(value)) for value in (bundle.launch.host_s_per_operator, gpu.power.limit_w))
-    limit = units.show(limit_w, "W")
-    said = {
-        "clock: left to the governor": clock is None,
-        f"power limit: the card's default, {limit}": power_limit is None,
-        f"host: {units.show(host_s, 's')} to issue an operator": host_launch is None,
-        f"temperature: {DEFAULT_TEMPERATURE_C:g} C": temperature is None,
-        "data: random-like": data == "random",
-    }
-    return [note for note, taken in said.items() if taken]
 
 
 def _read_clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:

@@ -47,7 +47,7 @@ def find_governed_point(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
-    return _govern_timeline(TimelineRunner(timeline, at, bundle), gpu, at, bundle)[0]
+    return run_governed(timeline, gpu, at, bundle)[0]
 
 
 def run_governed(
@@ -55,13 +55,6 @@ def run_governed(
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
     """Find where the governor settles, and the workload at that clock."""
     runner = TimelineRunner(timeline, at, bundle)
-    point, ran = _govern_timeline(runner, gpu, at, bundle)
-    return point, runner.sum_up(ran), ran
-
-
-def _govern_timeline(
-    runner: TimelineRunner, gpu: Gpu, at: OperatingPoint, bundle: Bundle
-) -> tuple[GovernedPoint, ClockedTimeline]:
     asked_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
     asked_hz = asked_hz if asked_hz.ndim else asked_hz.reshape(1)
     limit = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
@@ -74,7 +67,7 @@ def _govern_timeline(
         clock_hz = np.array(np.broadcast_to(asked_hz, (*excess_w.shape, 1)))
         if ran.power_w.shape != excess_w.shape:  # a sweep over limits alone
             ran = runner.run_at(clock_hz)
-        return GovernedPoint(replace(at, clock_hz=clock_hz), capped, ~capped, asked_w), ran
+        return GovernedPoint(replace(at, clock_hz=clock_hz), capped, ~capped, asked_w), runner.sum_up(ran), ran
     low_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
     low, high = (np.array(np.broadcast_to(clock, (*excess_w.shape, 1))[..., 0]) for clock in (low_hz, asked_hz))
     ran, met = _search_clock(runner, low, high, excess_w, limit_w)
@@ -82,7 +75,7 @@ def _govern_timeline(
         before = min(REACTION_S / at.duration_s, 1.0)
         ran = runner.run_at(before * high[..., np.newaxis] + (1.0 - before) * ran.clock_hz)
         capped, met = capped & (before < 1.0), met | (before == 1.0)
-    return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w), ran
+    return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w), runner.sum_up(ran), ran
 
 
 def _search_clock(

@@ -28,7 +28,6 @@ _PRODUCT = 500_000  # multiplications of a product: no library gives so few to t
 _FEWEST_ROWS = 16  # of such a product, with fewer points where they are many
 _PAIRS = 2**16  # of rows and points whose distances stay in a cache
 _LOG2_E = np.log2(np.e)  # scales coordinates so that 2^-r stands for exp(-r), which takes longer
-_MANY_ROWS = 1024  # from which it pays to look for columns that are equal in all rows
 
 
 def nearness_from_squares(squares: Array) -> Array:
@@ -73,11 +72,6 @@ class GaussianProcess:
         np.einsum("ij,ij->i", scaled, scaled, out=table[:-1, -2])
         table[:, -1] = 1.0
         points, weights = self._factors
-        if len(rows) > _MANY_ROWS:  # what is equal in all rows adds the same to each distance to a point
-            varies = np.append((rows != rows[0]).any(axis=0), [True, True])
-            points, equal = points[varies], points[~varies]
-            points[-1] += table[0, ~varies] @ equal
-            table = table.compress(varies, axis=1)  # row by row, as products read them
         found, nearest = _sum_decays(table, points, weights)
         np.divide(nearest[:-1], _LOG2_E**2, out=nearest_out)
         return self.mean + found[:-1]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattcast.core.arrays import Array, as_sweep, map_distinct
+from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
@@ -285,16 +285,7 @@ def detail_at_clock(
 
 def idle_power_w(bundle: Bundle, clock_hz: Array) -> Array:
     """Return what a GPU draws with a context open and no work, at each set clock, in W."""
-    events = bundle.power.required_events
-    shape = (clock_hz.size, 1)
-    nothing = Activity(
-        np.ones(shape),
-        np.zeros((*shape, len(events))),
-        events,
-        OperatingPoint(clock_hz=as_sweep(clock_hz)),
-        ActivitySource.PREDICTED,
-    )
-    return np.asarray(bundle.power.power(nothing).total_w[..., 0])
+    return bundle.power.idle_power_w(clock_hz, OperatingPoint().temperature_c)
 
 
 def _set_clock(at: OperatingPoint) -> Array:

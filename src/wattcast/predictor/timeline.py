@@ -165,13 +165,12 @@ def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     fixed, *rest = timeline.phases
     knee_hz = MEMORY_KNEE * top_hz
     slower = [
-        p if p.seconds is None else replace(p, cycles=_keep_longer(p.cycles, knee_hz * p.seconds)) for p in rest
+        p
+        if p.seconds is None
+        else replace(p, cycles=np.maximum(0.0 if p.cycles is None else p.cycles, knee_hz * p.seconds))
+        for p in rest
     ]
     return replace(timeline, phases=(fixed, *slower))
-
-
-def _keep_longer(cycles: Array | None, least: Array) -> Array:
-    return least if cycles is None else np.maximum(cycles, least)
 
 
 def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
