@@ -23,7 +23,7 @@ import pytest
 
 import wattcast
 from wattcast.core import measured_rows
-from wattcast.core.arrays import ArrayArchive
+from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import read_lines, read_table, write_table
 from wattcast.counter_models.counter_table import read_counter_table
@@ -354,7 +354,7 @@ def test_an_archive_is_not_unpacked_beyond_its_bound() -> None:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rows.npy", bytes(4 * 2**20))
     with pytest.raises(BadInput, match="at most 1048576 bytes unpacked"):
-        ArrayArchive(packed.getvalue(), "bomb.npz", 2**20)
+        read_arrays(packed.getvalue(), "bomb.npz", 2**20)
 
 
 def test_an_array_that_claims_more_than_it_holds_is_refused() -> None:
@@ -363,14 +363,14 @@ def test_an_array_that_claims_more_than_it_holds_is_refused() -> None:
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("rows.npy", plain.getvalue())
     with pytest.raises(BadInput, match="size is not that of its data"):
-        ArrayArchive(packed.getvalue(), "claim.npz")["rows"]
+        read_arrays(packed.getvalue(), "claim.npz")
 
 
 def test_arrays_come_back_as_numpy_wrote_them() -> None:
     packed = io.BytesIO()
     kept = {"a": np.arange(6.0).reshape(2, 3), "b": np.asfortranarray(np.eye(3)), "c": np.array(["x", "yz"])}
     np.savez_compressed(packed, **kept)
-    found = ArrayArchive(packed.getvalue(), "good.npz")
+    found = read_arrays(packed.getvalue(), "good.npz")
     assert set(found) == set(kept)
     for name, values in kept.items():
         np.testing.assert_array_equal(found[name], values)

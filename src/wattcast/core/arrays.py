@@ -212,38 +212,17 @@ _ARRAY_HEADER = re.compile(
 )  # as NumPy writes it; its own reader parses Python, which takes a tenth of a cold command
 
 
-class ArrayArchive(Mapping[str, npt.NDArray[Any]]):
-    """The arrays of an ``.npz`` file by name, each read and checked when it is first asked for."""
-
-    def __init__(self, data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE) -> None:
-        """Open a file of at most ``max_byte`` unpacked; sizes in it are not believed."""
-        self._data, self._where = data, where
-        self._read: dict[str, npt.NDArray[Any]] = {}
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        except Exception as error:  # zipfile raises a dozen kinds for damaged bytes
-            raise self._explain(error) from None
-        if (total := sum(info.file_size for info in self._members.values())) > max_byte:
-            raise bad_value(where, f"at most {max_byte} bytes unpacked", f"{total} bytes")
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._read:
-            info = self._members[name]
-            try:
-                self._read[name] = _parse_array(_read_member(self._data, info))
-            except Exception as error:  # as do zlib and NumPy
-                raise self._explain(error) from None
-        return self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def _explain(self, error: Exception) -> BadInput:
-        return BadInput(f"{self._where}: not a whole .npz file ({type(error).__name__}: {clip_text(error)}).")
+def read_arrays(data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file of at most ``max_byte`` unpacked; sizes in it are not believed."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+        total = sum(info.file_size for info in members)
+        if total <= max_byte:
+            return {info.filename.removesuffix(".npy"): _parse_array(_read_member(data, info)) for info in members}
+    except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds for damaged bytes
+        raise BadInput(f"{where}: not a whole .npz file ({type(error).__name__}: {clip_text(error)}).") from None
+    raise bad_value(where, f"at most {max_byte} bytes unpacked", f"{total} bytes")
 
 
 def _parse_array(plain: bytes) -> npt.NDArray[Any]:

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import ArrayArchive
+from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, CannotWrite, bad_value, clip_text
 from wattcast.core.records import dataclass
 from wattcast.core.whole_files import write_whole
@@ -170,7 +170,7 @@ class EnergySamples:
         """Read the samples that ``save`` kept."""
         try:
             with path.open("rb") as stream:
-                kept = ArrayArchive(stream.read(_MOST_BYTE), path.name)
+                kept = read_arrays(stream.read(_MOST_BYTE), path.name)
             order = [list(kept["columns"]).index(name) for name in COLUMNS]
             return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
         except (OSError, KeyError, ValueError, IndexError, TypeError) as error:

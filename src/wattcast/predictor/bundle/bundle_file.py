@@ -7,8 +7,7 @@ names, never a pickle. Structs that end in ``File`` are the forms in which YAML 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.core import files, units
-from wattcast.core.arrays import Array, ArrayArchive
+from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.errors import bad_value, unknown_name
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance, decode_json, decode_yaml, read_bytes
@@ -431,47 +430,26 @@ def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
 
 def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactors:
     """Read what ``residuals_to_bytes`` saved."""
-    arrays = ArrayArchive(data, ARRAYS_FILE)
-    with _explain_arrays():
-        choice = kernel_choice.choice_from_arrays(arrays, "choice")
-    return LearnedFactors(
-        replace(reference, choice=choice or None), _SavedFactors(arrays, "time"), _SavedFactors(arrays, "energy")
-    )
-
-
-class _SavedFactors(Mapping[str, LearnedFactor]):
-    """Factors by family, each built when it is first asked for: a workload has few of the families."""
-
-    def __init__(self, arrays: ArrayArchive, kind: str) -> None:
-        names = [name.removesuffix(".range") for name in arrays if name.endswith(".range")]
-        families = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
-        self._arrays, self._kind = arrays, kind
-        self._built: dict[str, LearnedFactor | None] = dict.fromkeys(families)
-
-    def __getitem__(self, family: str) -> LearnedFactor:
-        if (found := self._built[family]) is None:
-            arrays, prefix = self._arrays, f"{self._kind}.{family}"
-            forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
-            with _explain_arrays():
-                low, high = (float(x) for x in arrays[f"{prefix}.range"])
-                self._built[family] = found = LearnedFactor(
-                    TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
-                    GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
-                    low,
-                    high,
-                )
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._built)
-
-    def __len__(self) -> int:
-        return len(self._built)
-
-
-@contextmanager
-def _explain_arrays() -> Iterator[None]:
+    arrays = read_arrays(data, ARRAYS_FILE)
     try:
-        yield
+        choice = kernel_choice.choice_from_arrays(arrays, "choice")
+        time, energy = (_read_factors(arrays, kind) for kind in ("time", "energy"))
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise bad_value(ARRAYS_FILE, "arrays saved by `wattcast lab fit kernels`", str(error)) from None
+    return LearnedFactors(replace(reference, choice=choice or None), time, energy)
+
+
+def _read_factors(arrays: Mapping[str, Any], kind: str) -> dict[str, LearnedFactor]:
+    """Return the factors on time or on energy by family."""
+    prefixes = [name.removesuffix(".range") for name in arrays if name.endswith(".range")]
+    found = {}
+    for prefix in (prefix for prefix in prefixes if prefix.startswith(f"{kind}.")):
+        forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
+        low, high = (float(x) for x in arrays[f"{prefix}.range"])
+        found[prefix.removeprefix(f"{kind}.")] = LearnedFactor(
+            TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
+            GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
+            low,
+            high,
+        )
+    return found
