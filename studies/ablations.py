@@ -37,8 +37,15 @@ from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
-from wattcast.fit.held_out import HeldOutRows, predict_with_fit
-from wattcast.fit.kernel_fit import KernelFit, PowerRows, fit_idle_curve, fit_kernel_rows, fit_module_power
+from wattcast.fit.held_out import HeldOutRows, predict_with_bundle
+from wattcast.fit.kernel_fit import (
+    KernelFit,
+    PowerRows,
+    build_bundle,
+    fit_idle_curve,
+    fit_kernel_rows,
+    fit_module_power,
+)
 from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.hardware import Gpu, OperatingPoint
@@ -350,6 +357,11 @@ def ablation_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     tell(f"{gpu}: quick ablations")
     found = quick_rows(gpu, held) + power_rows(rows, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip))
     return found + prediction_time_rows(gpu) + long_rows(gpu, held, tell)
+
+
+def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
+    """Predict the figures of each row from a fit, as ``predict_with_bundle`` does."""
+    return predict_with_bundle(build_bundle(found, rows, gpu, {}, ""), rows, gpu)
 
 
 def ideal_scaffold(bundle: Bundle) -> KernelFit:

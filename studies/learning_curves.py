@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from studies.ablations import predict_with_fit
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import ALL_FAMILIES, KIND_OF_QUANTITY, one_thread, repeat_log_ratios
-from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
 from wattcast.fit.scoring import LedgerRow, make_ledger_row

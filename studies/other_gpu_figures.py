@@ -64,7 +64,7 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)
     kept = [to_calibration_row(r, gpu) for r in at_900 if r.model != "resnet101"]
-    factors = calibrate_bundle(kept, gpu, bundle, "rows at 900 MHz").factors
+    factors = calibrate_bundle(analyse_models(kept, gpu, bundle), gpu, bundle, "rows at 900 MHz").factors
     figure = new_figure(11.0, 6.0)
     for axes, (model, batch, seq) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         mine = sorted(

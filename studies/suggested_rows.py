@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from studies.ablations import predict_with_fit
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
-from wattcast.fit.held_out import predict_with_fit
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, select_kernels
 from wattcast.fit.row_suggestions import (

@@ -11,14 +11,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from studies.ablations import ideal_scaffold, regress_by_family
+from studies.ablations import ideal_scaffold, predict_with_fit, regress_by_family
 
 from wattcast import hardware
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import MODEL_KERNELS_FILE, database_folder, read_table
 from wattcast.fit import kernel_rows, whole_models
-from wattcast.fit.held_out import HeldOutRows, predict_with_fit
+from wattcast.fit.held_out import HeldOutRows
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
 from wattcast.fit.whole_models import ModelCase
 from wattcast.hardware import Gpu

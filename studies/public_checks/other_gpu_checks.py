@@ -30,7 +30,6 @@ from wattcast.fit.calibration import AnalysedModel as AnalysedRow
 from wattcast.fit.calibration import (
     MeasuredModel,
     analyse_models,
-    calibrate_analysed,
     calibrate_bundle,
     predict_models,
 )
@@ -339,13 +338,14 @@ def _anchored(measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle
 
 def _drawn(analysed: list[AnalysedRow], chosen: list[int], gpu: Gpu, bundle: Bundle) -> tuple[float | None, ...]:
     """Return errors on the other rows after calibrating on some."""
-    some = calibrate_analysed([analysed[i] for i in chosen], gpu, bundle, "drawn rows")
+    some = calibrate_bundle([analysed[i] for i in chosen], gpu, bundle, "drawn rows")
     return _row_errors([r for i, r in enumerate(analysed) if i not in set(chosen)], some.factors, gpu, bundle)
 
 
 def _clocks(folder: Path, kept: list[PublishedRun], gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
     clocks = clean_runs(read_published_runs(folder, "clocks"))
-    factors = calibrate_bundle([to_calibration_row(r, gpu) for r in kept], gpu, bundle, "rows at 900 MHz").factors
+    at_900 = analyse_models([to_calibration_row(r, gpu) for r in kept], gpu, bundle)
+    factors = calibrate_bundle(at_900, gpu, bundle, "rows at 900 MHz").factors
     wanted = (("17.2", 8.0, 7.0), ("7.7", 5.5, 4.5), ("14.2", 6.5, 6.0))
     found = []
     for name, some in (("clean", clocks), ("of the paper", select_reported_runs(folder, clocks))):

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import wattcast
-from wattcast.fit.calibration import MeasuredModel, calibrate_bundle
+from wattcast.fit.calibration import Calibration, MeasuredModel, analyse_models, calibrate_bundle
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.bundle.forecast import forecast_bundle
@@ -36,9 +36,14 @@ def synthetic(factors: dict[str, float], count: int = 8, noise: float = 0.0, see
     return rows
 
 
+def calibrate_models(measured: list[MeasuredModel]) -> Calibration:
+    base = forecast_bundle(GPU)
+    return calibrate_bundle(analyse_models(measured, GPU, base), GPU, base, "rows")
+
+
 def test_it_recovers_what_the_rows_show() -> None:
     true = {"launch": 1.5, "compute": 1.25, "energy": 0.8}
-    found = calibrate_bundle(synthetic(true, noise=0.02), GPU, forecast_bundle(GPU), "rows")
+    found = calibrate_models(synthetic(true, noise=0.02))
     for name, value in true.items():
         assert_allclose(found.factors[name], value, rtol=0.08)
     assert found.latency.left_out < 0.3 * found.latency.forecast
@@ -46,7 +51,7 @@ def test_it_recovers_what_the_rows_show() -> None:
 
 
 def test_rows_that_agree_with_the_forecast_teach_nothing() -> None:
-    found = calibrate_bundle(synthetic({}), GPU, forecast_bundle(GPU), "rows")
+    found = calibrate_models(synthetic({}))
     assert all(abs(np.log(v)) < 0.02 for k, v in found.factors.items() if k != "idle_offset")
     assert abs(found.factors.get("idle_offset", 0.0)) < 2.0
 
@@ -58,20 +63,18 @@ def test_a_host_in_a_slow_mood_is_no_factor() -> None:
     waits = [i for i, (model, batch, _) in enumerate(CASES) if batch == 1 and model != "opt-1.3b"]
     for i in waits[:1]:
         rows[i] = MeasuredModel(**{**vars(rows[i]), "latency_s": 1.25 * rows[i].latency_s})
-    found = calibrate_bundle(rows, GPU, forecast_bundle(GPU), "rows")
+    found = calibrate_models(rows)
     assert not {"launch", "compute", "memory", "products"} & set(found.factors)
 
 
 def test_the_energy_scale_is_always_learned_and_held_back_by_its_prior() -> None:
-    found = calibrate_bundle(synthetic({"energy": 0.95}), GPU, forecast_bundle(GPU), "rows")
+    found = calibrate_models(synthetic({"energy": 0.95}))
     assert set(found.factors) == {"energy"}
     assert 0.945 < found.factors["energy"] < 0.975
 
 
 def test_one_row_gives_at_most_one_factor_of_each_kind() -> None:
-    found = calibrate_bundle(
-        synthetic({"compute": 1.3, "energy": 0.7}, count=2)[1:], GPU, forecast_bundle(GPU), "row"
-    )
+    found = calibrate_models(synthetic({"compute": 1.3, "energy": 0.7}, count=2)[1:])
     assert len(found.learned) <= 2
     assert found.latency.left_out is None
     assert found.latency.fitted < found.latency.forecast
@@ -81,7 +84,7 @@ def test_one_row_gives_at_most_one_factor_of_each_kind() -> None:
 def test_never_more_factors_than_rows() -> None:
     true = {"launch": 2.0, "compute": 1.5, "memory": 0.7, "products": 1.4, "energy": 0.6, "dram_energy": 1.6}
     for count in (1, 2, 3):
-        found = calibrate_bundle(synthetic(true, count), GPU, forecast_bundle(GPU), "rows")
+        found = calibrate_models(synthetic(true, count))
         time = [n for n in found.factors if n in ("launch", "compute", "memory", "products")]
         assert len(time) <= count
         assert len(found.factors) - len(time) <= count
@@ -90,13 +93,13 @@ def test_never_more_factors_than_rows() -> None:
 def test_one_odd_row_does_not_rule() -> None:
     rows = synthetic({"compute": 1.2})
     odd = [*rows[:-1], MeasuredModel(**{**vars(rows[-1]), "latency_s": rows[-1].latency_s * 4})]
-    found = calibrate_bundle(odd, GPU, forecast_bundle(GPU), "rows")
+    found = calibrate_models(odd)
     assert_allclose(found.factors["compute"], 1.2, rtol=0.12)
 
 
 def test_intervals_shrink_with_good_rows_and_only_then() -> None:
     base = forecast_bundle(GPU)
-    good, wild = (calibrate_bundle(synthetic({}, noise=n, seed=3), GPU, base, "rows").bundle for n in (0.01, 0.5))
+    good, wild = (calibrate_models(synthetic({}, noise=n, seed=3)).bundle for n in (0.01, 0.5))
     width = [np.log(b.residuals["gemm"].latency[1] / b.residuals["gemm"].latency[0]) for b in (base, good, wild)]
     assert width[1] < width[0] < width[2]
 

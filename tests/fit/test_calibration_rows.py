@@ -11,7 +11,7 @@ from studies.public_checks.published_checks import power_limit_rows
 from studies.public_checks.published_runs import PUBLISHED_GPU, clean_runs, read_published_runs, select_reported_runs
 
 from wattcast import hardware
-from wattcast.fit.calibration import analyse_models, calibrate_analysed, predict_models
+from wattcast.fit.calibration import analyse_models, calibrate_bundle, predict_models
 from wattcast.predictor.bundle import bundle_for
 
 
@@ -72,7 +72,7 @@ def test_calibrating_on_eight_rows_does_not_hurt(reference: Path) -> None:
     change = []
     for _ in range(30):
         chosen = draw.choice(len(kept), 8, replace=False).tolist()
-        factors = calibrate_analysed([analysed[i] for i in chosen], gpu, bundle, "drawn").factors
+        factors = calibrate_bundle([analysed[i] for i in chosen], gpu, bundle, "drawn").factors
         rest = np.setdiff1d(np.arange(len(kept)), chosen)
         said = np.array(predict_models([analysed[i] for i in rest], factors, gpu, bundle))
         change.append((np.abs(said / true[:, rest] - 1) - plain[:, rest]).mean(axis=1))

@@ -17,7 +17,7 @@ from wattcast.core.measured_rows import ROWS_FILE, database_folder, read_table, 
 from wattcast.core.strict_files import FitStatus
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
-from wattcast.fit.few_rows_fit import FEW_BURSTS, ShrinkageLevel, move_forecast, scale_idle, shrink_towards_forecast
+from wattcast.fit.few_rows_fit import FEW_BURSTS, move_forecast, scale_idle, shrink_towards_forecast
 from wattcast.fit.kernel_rows import assign_folds, on_random_data
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle.bundle_file import read_bundle, shipped_bundle
@@ -45,7 +45,7 @@ def linear(count: int, shift: float, spread: float) -> tuple[np.ndarray, np.ndar
 def test_rows_that_say_nothing_move_nothing() -> None:
     slopes, target = linear(50, 0.0, 0.1)
     found = shrink_towards_forecast(
-        lambda t: target - slopes @ t, lambda _: slopes, [ShrinkageLevel("all", range(3), 0.1)], np.full(50, 0.1)
+        lambda t: target - slopes @ t, lambda _: slopes, [(range(3), 0.1)], np.full(50, 0.1)
     )
     free = np.linalg.lstsq(slopes, target, rcond=None)[0]
     assert np.abs(found).max() < np.abs(free).max()
@@ -55,7 +55,7 @@ def test_rows_that_say_nothing_move_nothing() -> None:
 def test_a_clear_shift_is_followed() -> None:
     slopes, target = linear(80, 0.4, 0.05)
     found = shrink_towards_forecast(
-        lambda t: target - slopes @ t, lambda _: slopes, [ShrinkageLevel("all", range(3), 0.1)], np.full(80, 0.1)
+        lambda t: target - slopes @ t, lambda _: slopes, [(range(3), 0.1)], np.full(80, 0.1)
     )
     assert found == pytest.approx([0.4, 0.0, 0.0], abs=0.06)
 
@@ -64,7 +64,7 @@ def test_an_odd_row_does_not_rule() -> None:
     slopes, target = linear(60, 0.2, 0.03)
     target[0] += 5.0
     found = shrink_towards_forecast(
-        lambda t: target - slopes @ t, lambda _: slopes, [ShrinkageLevel("all", range(3), 0.1)], np.full(60, 0.05)
+        lambda t: target - slopes @ t, lambda _: slopes, [(range(3), 0.1)], np.full(60, 0.05)
     )
     assert found[0] == pytest.approx(0.2, abs=0.08)
 

@@ -174,16 +174,9 @@ class Calibration:
 
 
 def calibrate_bundle(
-    measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle, source: str, notes: tuple[str, ...] = ()
-) -> Calibration:
-    """Adjust a bundle to measured whole models."""
-    return calibrate_analysed(analyse_models(measured, gpu, bundle), gpu, bundle, source, notes)
-
-
-def calibrate_analysed(
     rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle, source: str, notes: tuple[str, ...] = ()
 ) -> Calibration:
-    """Adjust a bundle to whole models that were analysed already."""
+    """Adjust a bundle to measured whole models, which ``analyse_models`` has analysed under it."""
     idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
     seconds = np.log([r.measured.latency_s for r in rows])
     spread, scatter = ROW_SPREAD["latency"], HOST_SCATTER

@@ -164,7 +164,7 @@ def fit_kernel_database(
             bundle, held = few_rows_fit.fit_few_rows(
                 rows, chip, bundle_for(chip), idle_rows, tell or (lambda _: None)
             )
-        return replace(bundle, cards=fit_card_spread(database)), held
+        return replace(bundle, cards=fit_card_spread(rows)), held
     if not idle_rows:
         raise BadInput(f"{database}: no idle rows, so static power cannot be told from work. Run the idle step.")
     idle = fit_idle_curve(idle_rows, chip)
@@ -184,7 +184,7 @@ def fit_kernel_database(
     rest = len(held.kind) - burst
     note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
     bundle = build_bundle(found, rows, chip, residuals, note)
-    return replace(bundle, cards=fit_card_spread(database, held), widening=widening, cold=cold), held
+    return replace(bundle, cards=fit_card_spread(rows, held), widening=widening, cold=cold), held
 
 
 def fit_engine_database(
@@ -271,9 +271,8 @@ class CardComponents:
         return float(np.sqrt(2.0 * (self.card**2 + self.card_by_kernel**2)))
 
 
-def fit_card_spread(database: str | Path, held: HeldOutRows | None = None) -> CardSpread:
-    """Fit the spread of cards to a database and its held-out predictions, together with the published spread."""
-    rows = kernel_rows.load_kernel_rows(database)
+def fit_card_spread(rows: KernelRows, held: HeldOutRows | None = None) -> CardSpread:
+    """Fit the spread of cards to rows and their held-out predictions, together with the published spread."""
     return combine_spread({quantity: compare_cards(rows, quantity, held) for quantity in KIND_OF_QUANTITY})
 
 

@@ -55,13 +55,7 @@ _LEVEL_SPREAD = 1.0  # log-spread of the prior on each τ and on σ around where
 _FARTHEST = 0.7  # of one step, in logs
 
 
-@dataclass(frozen=True)
-class ShrinkageLevel:
-    """Coefficients that share a spread τ: their columns of J, and how far off the forecast may be."""
-
-    name: str
-    columns: Sequence[int]
-    spread: float  # standard deviation where the search starts
+ShrinkageLevel = tuple[Sequence[int], float]  # columns of J that share a spread τ, and τ where the search starts
 
 
 def shrink_towards_forecast(
@@ -75,9 +69,9 @@ def shrink_towards_forecast(
     ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``, ``scale`` the
     families' own deviations ``(row,)``.
     """
-    count = 1 + max(j for level in levels for j in level.columns)
+    count = 1 + max(j for columns, _ in levels for j in columns)
     theta, weight = np.zeros(count), np.ones(len(scale))
-    hyper = np.log([*(level.spread for level in levels), 1.0])
+    hyper = np.log([*(spread for _, spread in levels), 1.0])
     start, here = hyper.copy(), residual(theta)
     for _ in range(NEWTON_STEPS):
         jacobian = slopes(theta)
@@ -85,8 +79,8 @@ def shrink_towards_forecast(
         noise = scale / np.sqrt(weight)
         hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
         prior = np.zeros(count)
-        for level, log_spread in zip(levels, hyper[:-1], strict=True):
-            prior[list(level.columns)] = np.exp(2.0 * log_spread)
+        for (columns, _), log_spread in zip(levels, hyper[:-1], strict=True):
+            prior[list(columns)] = np.exp(2.0 * log_spread)
         covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
         found = np.linalg.solve(covariance, jacobian * prior).T @ target
         step = np.clip(found - theta, -_FARTHEST, _FARTHEST)
@@ -106,7 +100,7 @@ def _fit_spreads(
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
     from scipy.optimize import minimize
 
-    blocks = [jacobian[:, list(level.columns)] for level in levels]
+    blocks = [jacobian[:, list(columns)] for columns, _ in levels]
     grams = [block @ block.T for block in blocks]
 
     def worse(value: Array) -> float:
@@ -258,8 +252,8 @@ def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str
         return np.concatenate([by_phase, by_family, of_group], axis=-1)
 
     ends = np.cumsum([0, _WIDTH, _WIDTH * len(names[0]), len(names[1])])
-    parts = zip(_TIME, ends[:-1], ends[1:], strict=True)
-    levels = [ShrinkageLevel(name, range(low, high), _TIME[name]) for name, low, high in parts if high > low]
+    parts = zip(_TIME.values(), ends[:-1], ends[1:], strict=True)
+    levels = [(range(low, high), spread) for spread, low, high in parts if high > low]
     scale = np.array([forecast_deviation(bundle, f, "latency") for f in rows.family])
     return moved(shrink_towards_forecast(lambda theta: log_measured - log_s(theta), slopes, levels, scale))
 
@@ -317,8 +311,7 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     def residual(theta: Array) -> Array:
         return np.asarray(log_measured - np.log(still_w + scaled(theta).sum(axis=-1)))
 
-    levels = [ShrinkageLevel("card", [0], _ENERGY["card"])]
-    levels += [ShrinkageLevel("module", range(1, 1 + len(modules)), _ENERGY["module"])] * own
+    levels = [(range(1), _ENERGY["card"]), (range(1, 1 + len(modules)), _ENERGY["module"])][: 1 + own]
     scale = np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
     theta = shrink_towards_forecast(residual, slopes, levels, scale)
     factor = np.exp(theta[0] + (theta[1:] if own else np.zeros(len(modules))))

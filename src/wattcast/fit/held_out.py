@@ -35,7 +35,7 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, replace
 from wattcast.fit.choice_fit import choose_labels, find_labels_run
-from wattcast.fit.kernel_fit import KernelFit, build_bundle, conditions_as_ran, fit_kernel_rows
+from wattcast.fit.kernel_fit import build_bundle, conditions_as_ran, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, run_each, settled_figures
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, reference_chip
@@ -143,11 +143,6 @@ def predict_as_ran(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
         some = replace(some, conditions=conditions_as_ran(some))
         result[at] = _at_top(some, gpu, bundle, float(np.mean(gpu.clocks.max_hz)))
     return result
-
-
-def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
-    """Predict the figures of each row from a fit, as ``predict_with_bundle`` does."""
-    return predict_with_bundle(build_bundle(found, rows, gpu, {}, ""), rows, gpu)
 
 
 def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float | None = None) -> Array:

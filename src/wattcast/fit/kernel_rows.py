@@ -172,26 +172,21 @@ def _at_one_level(power_w: Array, degrees: Array, card: list[str], weight: Mappi
     return np.asarray(power_w + common_w - own @ level_w)
 
 
-def read_plain_rows(database: str | Path) -> list[Plain]:
+def read_plain_rows(database: str | Path, table: str = ROWS_FILE, record: str = "row") -> list[Plain]:
     """Read every row of a database as plain mappings.
 
-    ``database`` is a folder with ``rows.parquet``, that file, the name of a database that ships, or a folder of
-    journals (``*.jsonl``) as a campaign leaves them.
+    ``database`` is a folder with the ``table``, that file, the name of a database that ships, or a folder of journals
+    (``*.jsonl``) as a campaign leaves them, whose records of one kind count once each, as last written.
     """
     path = Path(database)
-    if path.is_dir() and not (path / ROWS_FILE).exists():
-        return read_journals(path, "row")
+    if path.is_dir() and not (path / table).exists():
+        found = (row for file in sorted(path.rglob("*.jsonl")) for row in read_lines(file))
+        return list({(row.get("id"), row.get("run")): row for row in found if row.get("record") == record}.values())
     if path.is_dir():
-        path = path / ROWS_FILE
+        path = path / table
     elif not path.exists():
-        path = database_folder(str(database)) / ROWS_FILE
+        path = database_folder(str(database)) / table
     return read_table(path)
-
-
-def read_journals(folder: Path, record: str) -> list[Plain]:
-    """Read the records of one kind from all journals below a folder; a row counts once, as last written."""
-    found = (row for file in sorted(folder.rglob("*.jsonl")) for row in read_lines(file))
-    return list({(row.get("id"), row.get("run")): row for row in found if row.get("record") == record}.values())
 
 
 def parse_operators(entries: Sequence[Plain], where: str = "candidates") -> tuple[Operator, ...]:

@@ -28,11 +28,10 @@ from wattcast.core.measured_rows import (
     ModelRow,
     Plain,
     database_folder,
-    read_table,
     row_from_plain,
 )
 from wattcast.core.records import dataclass, fields, replace
-from wattcast.fit.kernel_rows import read_journals
+from wattcast.fit.kernel_rows import read_plain_rows
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -101,11 +100,6 @@ def measured_column(cases: list[ModelCase], of: Callable[[ModelRow], float | Non
 
 
 def _read_plain(path: Path, name: str) -> list[Plain]:
-    if path.is_dir() and not (path / MODELS_FILE).exists():
-        rows = read_journals(path, "model")
-        if not rows:
-            raise BadInput(f"{name}: no {MODELS_FILE} and no journal with whole models; {_HOW_TO_MEASURE}.")
-        return rows
     if path.suffix == ".csv":
         if not path.is_file():
             raise bad_value(name, "a file that is there", "none", f"Otherwise {_HOW_TO_MEASURE}.")
@@ -113,12 +107,12 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
             return [
                 _read_line(row, f"{path.name}: line {i}") for i, row in enumerate(csv.DictReader(stream), start=2)
             ]
-    if path.is_file():
-        return read_table(path)
-    table = path / MODELS_FILE if path.is_dir() else database_folder(name) / MODELS_FILE
-    if not table.exists():
+    if not path.exists() and not (database_folder(name) / MODELS_FILE).exists():
         raise BadInput(f"{name}: its database has no {MODELS_FILE}; {_HOW_TO_MEASURE}.")
-    return read_table(table)
+    rows = read_plain_rows(path, MODELS_FILE, "model")
+    if not rows:
+        raise BadInput(f"{name}: no {MODELS_FILE} and no journal with whole models; {_HOW_TO_MEASURE}.")
+    return rows
 
 
 _WHOLE, _UNIT = ("batch", "seq"), {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"}
@@ -149,7 +143,6 @@ def _read_line(row: dict[str, str], where: str) -> Plain:
 
 
 LOW_S, HIGH_S = 1e-7, 1e-3  # no host issues an operator faster or slower
-_BISECTIONS = 40
 _GRID = 64
 _BOUND = 0.10  # a row counts as host-bound when its latency changes by this much when h halves
 
@@ -238,15 +231,14 @@ def _best_cost(table: Array, measured: Array, grid: Array) -> float:
 
 def _cost_of_row(line: Timeline, measured_s: float, gpu: Gpu, bundle: Bundle) -> float | None:
     """Find the cost at which this row alone would be met; None where the row does not depend on it."""
-    low, high = LOW_S, HIGH_S
-    if (
-        _predict_latency(line, low, gpu, bundle) >= measured_s
-        or _predict_latency(line, high, gpu, bundle) <= measured_s
-    ):
+    from scipy.optimize import brentq
+
+    def miss(log_cost: float) -> float:
+        return _predict_latency(line, float(np.exp(log_cost)), gpu, bundle) / measured_s - 1.0
+
+    low, high = np.log([LOW_S, HIGH_S])
+    if miss(low) >= 0.0 or miss(high) <= 0.0:
         return None
-    for _ in range(_BISECTIONS):
-        middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if _predict_latency(line, middle, gpu, bundle) < measured_s else (low, middle)
-    found = float(np.sqrt(low * high))
+    found = float(np.exp(brentq(miss, low, high)))
     halved = _predict_latency(line, 0.5 * found, gpu, bundle)
     return found if halved < (1.0 - _BOUND) * measured_s else None
