@@ -92,7 +92,7 @@ def test_activity_of_applications_equals_the_table(tmp_path: Path) -> None:
 def test_watts_of_programs_by_clock(tmp_path: Path) -> None:
     """A program with the same clocks twice is two programs whose second name is missing."""
     path = tmp_path / "real.csv"
-    path.write_text("2mm\n810,595,22.5,82.9,1866\n810,633,21.3,85.4,1826\ntwice\n810,595,1,2,3\n810,595,1,2,3\n")
+    path.write_text("2mm\n810,595,22.5,82.9,1866\n810,633,21.3,85.4,1826\ntwice\n810,595,1,2,2\n810,595,1,2,2\n")
     found = read_measured_programs(path)
     assert found.names == ("2mm", "2mm")
     assert_allclose(found.power_w, [82.9, 85.4])

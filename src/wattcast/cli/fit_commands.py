@@ -198,7 +198,7 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
 def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
     from rich.markup import escape
 
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import new_table, print_notes
 
     console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}")
     learned = new_table("learned", "value", "90% interval", "surer than before by")
@@ -213,12 +213,7 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
     for name, e in (("latency", found.latency), ("power", found.power)):
         errors.add_row(name, *("-" if x is None else f"{x:.1f} %" for x in (e.forecast, e.fitted, e.left_out)))
     console.print(errors)
-    _print_warnings(console, found.notes)
-
-
-def _print_warnings(console: Console, notes: Sequence[str]) -> None:
-    for note in notes:
-        console.print(f"  - {note}", style="dim", markup=False)
+    print_notes(console, found.notes, "")
 
 
 @command("lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions")
@@ -288,7 +283,7 @@ def fit_counters_command(
 def _print_fit(console: Console, result: CounterFit) -> None:
     from wattcast.counter_models.counter_fit import main_model_kind
     from wattcast.counter_models.fit_diagnostics import smallest_sufficient_clocks
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import new_table, print_notes
 
     main = main_model_kind(result)
     tested = result.tested
@@ -321,7 +316,7 @@ def _print_fit(console: Console, result: CounterFit) -> None:
         )
     for candidate in result.candidates[:1]:
         console.print(f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance).")
-    _print_warnings(console, (*result.warnings, *result.table.notes))
+    print_notes(console, (*result.warnings, *result.table.notes), "")
 
 
 def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
@@ -336,7 +331,7 @@ def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], show
 
 def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> None:
     from wattcast.counter_models.two_rails import format_event_cost
-    from wattcast.report.text_tables import new_table
+    from wattcast.report.text_tables import new_table, print_notes
 
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)
@@ -353,4 +348,4 @@ def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> N
     console.print(tested)
     trials = ", ".join(f"{lean:g}: {error:.2f} %" for lean, error in result.trials.items())
     console.print(f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials}).")
-    _print_warnings(console, result.warnings)
+    print_notes(console, result.warnings, "")

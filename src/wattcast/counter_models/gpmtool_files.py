@@ -13,7 +13,10 @@ memory rates the memory clock. The corner is rounded by a norm of order 30, whic
 from __future__ import annotations
 
 import csv
+import math
+import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +38,9 @@ CORNER_SHARPNESS = 30.0
 SATURATION = "memory_saturation"  # s among the numbers of a table's scaling
 LARGEST_UTILISATION = 1.5  # counters overshoot a little
 MHZ = 1e6
+ENERGY_TOLERANCE = 0.02  # of power times time
 STRETCH = 10  # rounds of a DCGM log that are held out together
+_NUMBER = re.compile(r"[-+.\deE]+")
 # component as the tool writes it -> event; the first word of a name is the family it shares strength with
 COMPONENT_EVENTS = {
     row["component"]: row["event"] for row in read_shipped_table("wattcast.counter_models", "map_gpmtool.csv")
@@ -71,11 +76,7 @@ def read_applications(path: Path) -> UtilisationFile:
 
 def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[str, ...]]:
     """Return a file, and the numbers before its utilisations, or the name where there is one cell ``before`` them."""
-    where = path.name
-    try:
-        lines = [row for row in csv.reader(read_bytes(path).decode("utf-8").splitlines()) if row]
-    except UnicodeDecodeError as error:
-        raise bad_value(where, "UTF-8 text", f"byte {error.start}") from None
+    where, lines = path.name, [row for row in csv.reader(read_text(path).splitlines()) if row]
     if len(lines) < HEADER_LINES + 1:
         raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
     if lines[0][0].strip() != "2":
@@ -235,26 +236,70 @@ class MeasuredPrograms:
 
 
 def read_measured_programs(path: Path) -> MeasuredPrograms:
-    """Read a file with each program's name on a line, then rows of memory MHz, core MHz, ms, W and mJ.
-
-    A program with a pair of clocks twice is left out: a name is missing between two programs.
-    """
-    rows: dict[str, list[list[float]]] = {}
-    name = ""
-    for line, cells in enumerate(csv.reader(read_bytes(path).decode("utf-8", "replace").splitlines()), 1):
-        if len(cells) == 1 and cells[0].strip():
-            name = cells[0].strip()
-        elif cells:
-            if len(cells) < 4 or not name:
-                wanted = "a name, or MHz, MHz, ms and W below one"
-                raise bad_value(f"{path.name}: line {line}", wanted, ",".join(cells))
-            rows.setdefault(name, []).append(_read_cells(cells, path.name, line))
-    whole = {n: body for n, body in rows.items() if len({(row[0], row[1]) for row in body}) == len(body)}
+    """Read watts of programs over clocks; one that begins twice is left out, as a name between two is missing."""
+    programs = parse_program_blocks(read_text(path), path.name)
+    twice = {name.partition("#")[0] for name in programs if "#" in name}
+    whole = {name: rows for name, rows in programs.items() if name.partition("#")[0] not in twice}
     if not whole:
         raise bad_value(path.name, "programs with rows of MHz, MHz, ms and W", "none")
-    body = np.array([row[:4] for each in whole.values() for row in each])
-    names = tuple(n for n, each in whole.items() for _ in each)
-    return MeasuredPrograms(names, body[:, 3], body[:, 1] * MHZ, body[:, 0] * MHZ)
+    names = tuple(name for name, rows in whole.items() for _ in rows)
+    clocks_hz = np.array([clocks for rows in whole.values() for clocks in rows])
+    power_w = np.array([watts for rows in whole.values() for _, watts in rows.values()])
+    return MeasuredPrograms(names, power_w, clocks_hz[:, 1], clocks_hz[:, 0])
+
+
+def parse_program_blocks(text: str, where: str) -> dict[str, dict[tuple[float, float], tuple[float, float]]]:
+    """Return seconds and watts of each program by memory and core clock in Hz.
+
+    A program's name stands on a line of its own, then rows of memory MHz, core MHz, ms, W and, where known, mJ, which
+    must be power times time. A program that starts over without a name is one of its own, called ``name#2``.
+    """
+    blocks: dict[str, dict[tuple[float, float], tuple[float, float]]] = {}
+    name, wanted = "", "memory MHz, core MHz, time ms, power W and, if known, energy mJ"
+
+    def begin(program: str) -> str:
+        """Begin a block under this name, or under ``name#2`` and on where it is taken."""
+        names = chain([program], (f"{program}#{i}" for i in count(2)))
+        full = next(name for name in names if name not in blocks)
+        blocks[full] = {}
+        return full
+
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        place = f"{where}: line {number}"
+        if not line or line.startswith("#"):
+            continue
+        if "," not in line:
+            if not line.isprintable() or len(line) > 80 or _NUMBER.fullmatch(line):
+                raise bad_value(place, "an application's name, or five numbers", line)
+            name = begin(line)
+            continue
+        if not name:
+            raise bad_value(place, "an application's name before its rows", line)
+        try:
+            memory, core, time_ms, power_w, *energy_mj = numbers = [float(part) for part in line.split(",")]
+        except ValueError:
+            raise bad_value(place, wanted, line) from None
+        if len(energy_mj) > 1:
+            raise bad_value(place, wanted, line)
+        if not all(0 < n < math.inf for n in numbers):
+            raise bad_value(place, "finite numbers above zero", line)
+        if energy_mj and abs(energy_mj[0] / (time_ms * power_w) - 1.0) > ENERGY_TOLERANCE:
+            raise bad_value(place, "energy equal to power times time", line)
+        clocks = memory * MHZ, core * MHZ
+        if clocks in blocks[name]:
+            name = begin(name.split("#")[0])
+        blocks[name][clocks] = time_ms * 1e-3, power_w
+    if empty := [name for name, rows in blocks.items() if not rows]:
+        raise bad_value(f"{where}: {empty[0]}", "rows below the name", "none")
+    return blocks
+
+
+def read_text(path: Path) -> str:
+    """Read a file of UTF-8 text, with or without a mark of its byte order."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise bad_value(path.name, "UTF-8 text", f"byte {error.start} that is not") from None
 
 
 def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from wattcast import __version__
 from wattcast.core import units
 from wattcast.core.errors import bad_value, clip_text, fold_name, unknown_name
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import encode_csv, read_bytes
+from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
+from wattcast.counter_models.gpmtool_files import parse_program_blocks, read_text
 from wattcast.manage import clock_forecast, hd7970
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, PlayedRun, Settings, run_at_settings
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, run_policy
@@ -39,9 +40,7 @@ HD7970 = "hd-7970"
 FIRST_SEED = 1000  # perturbed plants that results are reported on; the controller was tuned on seeds below 100
 ITERATIONS = 100
 ENDINGS = ("", "_with_probing")  # of shares: at the settings converged to, and of the whole run
-ENERGY_TOLERANCE = 0.02  # of power times time
 _RUN = re.compile(r"(?P<name>.+)_freq(?P<mhz>\d{2,5})_iter(?P<count>\d+)(?:\.csv)?")
-_NUMBER = re.compile(r"[-+.\deE]+")
 
 
 @dataclass(frozen=True)
@@ -302,12 +301,12 @@ def read_replay_tables(path: Path, iterations: int = ITERATIONS, default: str | 
 
     ``default`` is ``CORE/MEM`` in MHz or with units (``1164/3505``, ``1410 MHz``); without it the highest clocks.
     """
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise bad_value(path.name, "UTF-8 text", f"byte {error.start} that is not") from None
-    first = text.lstrip().split("\n", 1)[0]
-    blocks = _parse_runs(text, path.name) if first.startswith("workload,") else _parse_blocks(text, path.name)
+    text = read_text(path)
+    if text.lstrip().startswith("workload,"):
+        blocks = _parse_runs(text, path.name)
+    else:
+        programs = parse_program_blocks(text, path.name)
+        blocks = {name: {at: (*row, math.nan) for at, row in rows.items()} for name, rows in programs.items()}
     if not blocks:
         raise bad_value(path.name, "one application at least", "none")
     groups: dict[tuple[tuple[float, ...], tuple[float, ...]], dict[str, Rows]] = {}
@@ -379,51 +378,6 @@ def _parse_default(lattice: Lattice, wanted: str | None, where: str) -> Settings
             return found
     clocks = "; ".join(f"{k.role}: {', '.join(f'{v / 1e6:g}' for v in k.levels)} MHz" for k in lattice.knobs)
     raise bad_value("--default", f"clocks of {where} ({clip_text(clocks, 400)})", wanted)
-
-
-def _parse_blocks(text: str, where: str) -> dict[str, Rows]:
-    blocks: dict[str, Rows] = {}
-    name = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        if "," not in line:
-            if not line.isprintable() or len(line) > 80 or _NUMBER.fullmatch(line):
-                raise bad_value(f"{where}: line {number}", "an application's name, or five numbers", line)
-            name = _unused_name(line, blocks)
-            blocks[name] = {}
-            continue
-        if not name:
-            raise bad_value(f"{where}: line {number}", "an application's name before its rows", line)
-        place, wanted = f"{where}: line {number}", "memory MHz, core MHz, time ms, power W and, if known, energy mJ"
-        try:
-            memory, core, time_ms, power_w, *energy_mj = numbers = [float(part) for part in line.split(",")]
-        except ValueError:
-            raise bad_value(place, wanted, line) from None
-        if len(energy_mj) > 1:
-            raise bad_value(place, wanted, line)
-        if not all(0 < n < math.inf for n in numbers):
-            raise bad_value(place, "finite numbers above zero", line)
-        if energy_mj and abs(energy_mj[0] / (time_ms * power_w) - 1.0) > ENERGY_TOLERANCE:
-            raise bad_value(place, "energy equal to power times time", line)
-        clocks = memory * 1e6, core * 1e6
-        if clocks in blocks[name]:
-            name = _unused_name(name.split("#")[0], blocks)
-            blocks[name] = {}
-        blocks[name][clocks] = time_ms * 1e-3, power_w, math.nan
-    empty = [name for name, rows in blocks.items() if not rows]
-    if empty:
-        raise bad_value(f"{where}: {empty[0]}", "rows below the name", "none")
-    return blocks
-
-
-def _unused_name(name: str, taken: Container[str]) -> str:
-    """Return ``name``, or ``name#2`` and on where it is taken."""
-    count = 1
-    while (full := name if count == 1 else f"{name}#{count}") in taken:
-        count += 1
-    return full
 
 
 def _parse_runs(text: str, where: str) -> dict[str, Rows]:

@@ -32,7 +32,7 @@ from wattcast.report import comparison
 from wattcast.report.comparison import PartDifference, RunComparison, RunPart, RunSummary, summarise_prediction
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
-from wattcast.report.text_tables import new_table
+from wattcast.report.text_tables import new_table, print_notes
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_option
 
 if TYPE_CHECKING:
@@ -265,7 +265,9 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     console.print(causes)
     if found.operators:
         rows = new_table("operator", "calls", *(name for name, _, _ in _QUANTITIES))
-        ranked = sorted(found.operators, key=lambda pair: -_largest_share(pair, found.a))
+        columns = [column for _, column, _ in _QUANTITIES]
+        sizes = {name: getattr(found.a, name) for name in columns}
+        ranked = sorted(found.operators, key=lambda pair: -max(abs(pair.total(c) / sizes[c]) for c in columns))
         for pair in ranked[:MOST_LISTED]:
             counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
             rows.add_row(escape(pair.name), " -> ".join(dict.fromkeys(counts)), *_format_sums([pair]))
@@ -282,8 +284,7 @@ def print_comparison(console: Console, found: RunComparison) -> None:
         for name, watts in sorted(found.module_w.items(), key=lambda item: -abs(item[1])):
             modules.add_row(name, _format_signed(watts, "W"), _format_signed(found.module_j[name], "J"))
         console.print(modules)
-    for note in (f"  - {note}" for note in dict.fromkeys(found.notes)):
-        console.print(note, style="dim", markup=False)
+    print_notes(console, found.notes, "")
     console.print(f"Rule: {found.rule}.", style="dim")
 
 
@@ -299,10 +300,6 @@ def write_sentence(found: RunComparison) -> str:
         whole, most = _format_signed(b - a, unit), _format_signed(terms[largest], unit)
         parts.append(f"{name} {whole} ({b / a - 1:+.1%}), most by {largest} {most}")
     return "; ".join(parts) + "." if parts else "Both sides are equal."
-
-
-def _largest_share(pair: PartDifference, a: RunSummary) -> float:
-    return float(max(abs(pair.total(column) / getattr(a, column)) for _, column, _ in _QUANTITIES))
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:

@@ -78,10 +78,10 @@ def print_rows(
     console.print(new_table(*used.values(), title=title, rows=rows, left=[columns[name] for name in left]))
 
 
-def print_notes(console: Console, notes: Sequence[str]) -> None:
-    """Print what was assumed, in small type."""
-    if notes:
-        console.print("Assumed", style="bold")
+def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") -> None:
+    """Print what was assumed, or warnings, in small type."""
+    if notes and title:
+        console.print(title, style="bold")
     for note in dict.fromkeys(notes):
         console.print(f"  - {escape(note)}", style="dim")
 
