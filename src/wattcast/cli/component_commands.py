@@ -64,11 +64,7 @@ def power_trace(
 
     job, result = trace_request.make_power_trace(request, tell if request.follow_s else None)
     if plot is not None and result.timeline is not None and result.duration_s:
-        from wattcast.gpuwattch.trace_outputs import draw_component_power
-
-        origin = request.energies.name if request.energies else "bottom-up"
-        title = f"{trace.name}: {mean_power(result)} mean"
-        env.save_plot(draw_component_power(result.timeline, job.model.parts, title, origin), plot)
+        env.save_plot(trace_request.draw_trace_power(request, job, result), plot)
     mean = f"{mean_power(result)} mean power" if result.duration_s else "no mean power"
     first = f"{result.samples} samples, {show(result.duration_s, 's')}, {len(result.kernels)} kernels, {mean}"
     notes = [f"note: {note}." for note in result.notes]

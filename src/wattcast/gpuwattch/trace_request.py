@@ -12,7 +12,7 @@ import io
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.power.component_power import read_mcpat
 from wattcast.power.power_model import Power, VoltageCurve
 from wattcast.report.figure_style import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIMULATOR_CONFIG_FILE = "gpgpusim.config"
 _MAX_STEPS_BYTE = 64 << 20
@@ -86,15 +89,20 @@ def make_power_trace(
         if importlib.util.find_spec("matplotlib") is None:
             result.notes.append("no figure: matplotlib is not installed")
         else:
-            mean_w = result.energy_j / result.duration_s
-            counts = f"{result.samples} samples, {len(result.kernels)} kernels"
-            mode = f"as {request.compat}" if request.compat else "Wattcast"
-            energies = request.energies.name if request.energies else "bottom-up energies"
-            caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
-            title = f"{request.trace.name}: {mean_w:.4g} W mean, {counts}"
-            save_figure(draw_component_power(result.timeline, job.model.parts, title, caption), request.out / FIGURE)
+            save_figure(draw_trace_power(request, job, result), request.out / FIGURE)
             result.files.append(request.out / FIGURE)
     return job, result
+
+
+def draw_trace_power(request: TraceRequest, job: TraceRun, result: TraceResult) -> Figure:
+    """Draw watts by component over the time of a trace that has samples."""
+    assert result.timeline is not None
+    counts = f"{result.samples} samples, {len(result.kernels)} kernels"
+    mode = f"as {request.compat}" if request.compat else "Wattcast"
+    energies = request.energies.name if request.energies else "bottom-up energies"
+    caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
+    title = f"{request.trace.name}: {result.energy_j / result.duration_s:.4g} W mean, {counts}"
+    return draw_component_power(result.timeline, job.model.parts, title, caption)
 
 
 def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:

@@ -6,9 +6,8 @@ own loop free, and lets two cores work. Answers are kept on this side of the pip
 waits for no worker.
 
 ``python -m wattcast.web.worker_pool`` is a worker: it answers framed requests from stdin on stdout until stdin ends.
-A frame is its length in four bytes, then the bytes. A request is two frames (kind, body), an answer two (a JSON
-header with status and type, then the body). No pickle crosses the pipe. Memory is limited, so that a request that
-asks for too much fails alone.
+A frame is its length in four bytes, then MessagePack of a request (kind, body) or of its answer. No pickle crosses
+the pipe. Memory is limited, so that a request that asks for too much fails alone.
 
 A client is an address (of IPv6 the network, since one machine has all of it). Hosts, connections, headers and running
 requests are limited: whoever is slow or asks for much waits behind its own requests, not in front of those of others.
@@ -20,7 +19,6 @@ import asyncio
 import contextlib
 import hashlib
 import ipaddress
-import json
 import os
 import socket
 import struct
@@ -142,11 +140,10 @@ class WorkerPool:
         try:
             async with asyncio.timeout(self._limit_s):
                 assert process.stdin is not None
-                for data in (kind.encode(), body):
-                    process.stdin.write(struct.pack("!I", len(data)) + data)
+                asked = msgspec.msgpack.encode((kind, body))
+                process.stdin.write(struct.pack("!I", len(asked)) + asked)
                 await process.stdin.drain()
-                header = msgspec.json.decode(await _frame(process), type=Answer)
-                reply = Answer(header.status, header.type, await _frame(process))
+                reply = msgspec.msgpack.decode(await _frame(process), type=Answer)
         except TimeoutError:
             await self._replace(process, large)
             return make_refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
@@ -232,14 +229,10 @@ def run_worker() -> int:
     for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
         answer_request(*question)
     write_frame(answers, READY)
-    while True:
-        kind = read_frame(requests)
-        body = read_frame(requests) if kind is not None else None
-        if kind is None or body is None:
-            return 0
-        found = answer_request(kind.decode(), body)
-        write_frame(answers, json.dumps({"status": found.status, "type": found.type}).encode())
-        write_frame(answers, found.body)
+    while (asked := read_frame(requests)) is not None:
+        kind, body = msgspec.msgpack.decode(asked, type=tuple[str, bytes])
+        write_frame(answers, msgspec.msgpack.encode(answer_request(kind, body)))
+    return 0
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:

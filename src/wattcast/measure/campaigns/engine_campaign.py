@@ -160,11 +160,6 @@ def read_points(plan: str) -> list[dict[str, Any]]:
 STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
 
 
-def read_models() -> dict[str, EngineModel]:
-    """Read the planned models by name, in the order in which they are measured."""
-    return {line["name"]: EngineModel(**line) for line in read_lines(MODELS_FILE)}
-
-
 def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto") -> EngineModel:
     """Read a user's model from a folder with a ``config.json``."""
     path = folder / "config.json"
@@ -177,7 +172,7 @@ def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto")
 
 def choose_models(names: tuple[str, ...] = ()) -> list[EngineModel]:
     """Return the models called ``names`` in that order, or all planned ones."""
-    planned = read_models()
+    planned = {line["name"]: EngineModel(**line) for line in read_lines(MODELS_FILE)}
     check_names("planned model", names, planned, f"Planned: {', '.join(planned)}.")
     return [planned[name] for name in names or planned if names or name != SMOKE_MODEL]
 
