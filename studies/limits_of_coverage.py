@@ -2,7 +2,7 @@
 
 Run: ``python -m studies.limits_of_coverage`` (two minutes; WATTCAST_REFERENCE names the measurements).
 
-Prints five tables. Nothing is learned or chosen from them.
+Prints seven tables. Nothing is learned or chosen from them.
 
 - *runs of a second*: the error of public products on an H200 with the settled clock, and with the mean clock of a run
   of ``RUN_S``; of rows that ``wattcast lab validate`` does not judge.
@@ -11,10 +11,14 @@ Prints five tables. Nothing is learned or chosen from them.
   on the chip. The predicted time on the chip was learned from bursts, where the clock is higher and memory busier.
 - *tiles*: decode attention of public tables, by how many tiles an SM takes one after another.
 - *power*: errors of forecasts of whole models on A100 and A10, before and after the error of time is taken out.
+- *windows*: how long these runs were polled beyond the 30 s that their iterations take, and where a run failed.
+- *joules*: whole models on an A100 at clocks of one voltage, where E = P₀·t + J whatever the clock. A window that is
+  too long changes neither, since it adds P₀ for some time.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 from itertools import pairwise
@@ -43,6 +47,11 @@ FREE_W, ASKED_W = 680.0, 760.0  # read by a card that its limit of 700 W does no
 CHIPS = ("h200", "a100-sxm-80gb", "l40s", "b200")
 TILES = ((1.0, 4.0), (16.0, np.inf))
 LESS_POWER = 0.45  # percent of power that an A100 draws less where it takes a percent longer
+FAILED_S = 3.0  # a shorter window is that of a run that failed
+RUNS_S = 30.0  # the time that iterations are counted for
+MANY_S = (0.04, 0.5)  # an iteration of a run that the host does not hold up and that takes many
+FLAT_HZ = 1.02e9  # one voltage up to here: the published table of the A100
+LEAST_BUSY, LEAST_CLOCKS = 0.95, 5
 SHARES = (0.0, 0.2, 0.3, 0.5, 0.7, 1.0, np.inf)  # time in device memory over time on the chip
 
 
@@ -60,6 +69,8 @@ def main() -> None:
     sys.stdout.write(compare_clocks(load_kernel_rows(database_folder("h200")), gpu, bundle))
     sys.stdout.write(compare_tiles(folder))
     sys.stdout.write(compare_power(folder))
+    sys.stdout.write(measure_windows(folder))
+    sys.stdout.write(split_energy(folder))
 
 
 def compare_runs(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> str:
@@ -123,12 +134,61 @@ def compare_tiles(folder: Path) -> str:
 
 def compare_power(folder: Path) -> str:
     """Return what holds 90 % of the errors of power of whole models, and of what the error of time leaves of them."""
-    lines = ["power: set, half-width that holds 90 % of the rows, and with the time that was measured\n"]
+    lines = [
+        "power: set, median of measured over forecast, what holds 90 % of the rows, and given the time measured\n"
+    ]
     for some in load_published_models(folder):
         power, time = some.log_ratio("power"), some.log_ratio("latency")
         widths = [np.quantile(np.abs(error), 0.9) for error in (power, power + LESS_POWER * time)]
-        lines.append(f"  {some.name:32} {widths[0]:.3f} {widths[1]:.3f}\n")
+        lines.append(f"  {some.name:32} {np.median(np.exp(power)):.3f} {widths[0]:.3f} {widths[1]:.3f}\n")
     return "".join(lines)
+
+
+def measure_windows(folder: Path) -> str:
+    """Return by how much the windows of public whole models exceed their runs, and how long failed ones are."""
+    lines = [
+        "windows: file, rows, seconds beyond 30 (5th, 50th, 95th percentile), time high and power low by percent\n"
+    ]
+    for path in sorted((folder / "energaizer" / "measurements").glob("a10*.csv")):
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        count = np.array([int(row["workload"].rpartition("_iter")[2].removesuffix(".csv")) for row in rows])
+        each_s, joules, mhz = (
+            np.array([float(row[name]) for row in rows]) for name in ("time", "energy", "avg_freq")
+        )
+        each_s = each_s / 1e3
+        window_s, watts = count * each_s, joules / each_s
+        failed = window_s < FAILED_S
+        plain = ~failed & (each_s > MANY_S[0]) & (each_s < MANY_S[1])
+        beyond = np.quantile((window_s - RUNS_S - each_s / 2)[plain], [0.05, 0.5, 0.95])
+        long = beyond[1] / (window_s[plain] - beyond[1])
+        low = long * (1.0 - watts[failed].min() / watts[plain])  # a failed run draws little more than an idle card
+        shares = " ".join(f"{100.0 * np.median(share):.1f}" for share in (long, low))
+        lines.append(f"  {path.name:28} {plain.sum():3} {' '.join(f'{s:.2f}' for s in beyond)}  {shares}\n")
+        if len(set(mhz[failed])) >= LEAST_CLOCKS:  # what is left at an endless clock, where the GPU takes no time
+            left_s = np.polyfit(1.0 / mhz[failed], window_s[failed], 1)[1]
+            lines.append(f"    {failed.sum()} runs failed: {left_s:.2f} s without the GPU's own time\n")
+    return "".join(lines)
+
+
+def split_energy(folder: Path) -> str:
+    """Return watts that go with time and joules that do not, of an A100's whole models, measured and forecast."""
+    some = next(s for s in load_published_models(folder) if s.name.endswith("other clocks"))
+    names = np.array([p.name for p in some.predictions])
+    clock_hz, said_s, said_w, busy_s = (
+        np.array([float(np.mean(getattr(p, name))) for p in some.predictions])
+        for name in ("clock_hz", "latency_s", "power_w", "busy_s")
+    )
+    lines, shares = ["joules: workload, clocks, P₀ measured and forecast in W, J measured over forecast\n"], []
+    for name in sorted(set(names)):
+        at: Mask = (names == name) & (clock_hz < FLAT_HZ)
+        if at.sum() < LEAST_CLOCKS or np.mean(busy_s[at] / said_s[at]) < LEAST_BUSY:
+            continue
+        pairs = ((some.measured["latency"], some.measured["power"]), (said_s, said_w))
+        (watts, joules), (said_watts, said_joules) = (np.polyfit(t[at], (t * w)[at], 1) for t, w in pairs)
+        shares.append((watts / said_watts, joules / said_joules))
+        lines.append(f"  {name:34} {at.sum():2} {watts:3.0f} {said_watts:3.0f} {shares[-1][1]:.2f}\n")
+    middle = np.median(shares, axis=0)
+    return "".join([*lines, f"  median of measured over forecast: P₀ {middle[0]:.2f}, J {middle[1]:.2f}\n"])
 
 
 def _summarise(ratio: Array) -> str:
