@@ -14,24 +14,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
+from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import one_thread
 from wattcast.fit.few_rows_fit import MOVED_PHASES, IdleRows, move_corrections, move_forecast
 from wattcast.fit.held_out import predict_with_bundle
-from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
+from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows, starting_rule
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import Gpu
-from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
-from wattcast.predictor.bundle.forecast import starting_bundle
+from wattcast.kernels import reference_chip
+from wattcast.kernels.lowering import CUDA_EVENT, TENSOR_EVENT
+from wattcast.power.module_power import ModulePower
+from wattcast.power.power_model import IdlePower, VoltageCurve
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ClockLawFile, shipped_bundle
+from wattcast.predictor.bundle.forecast import VoltageRule
 from wattcast.validate.ledger import Tell
 
 COUNTS = (50, 100, 200)
@@ -86,6 +93,64 @@ def pretended(base: Setting, card: str, draw: int) -> Setting:
     if card == CARDS[1]:
         return distorted(base, draw)
     return base if card == CARDS[0] else replace(base, parent=starting_bundle(base.gpu))
+
+
+class StartingPower(msgspec.Struct, forbid_unknown_fields=True):
+    """``starting_power.yaml``: a power model from a catalogue entry alone."""
+
+    full_rate_share: dict[str, float]
+    idle_share_at_top_clock: float
+    idle_share_at_lowest_clock: float
+    idle_per_c: float
+    idle_reference_c: float
+    voltage: VoltageRule
+    toggling: dict[str, float]
+    effective_clock: dict[str, ClockLawFile]
+
+
+def starting_bundle(gpu: Gpu) -> Bundle:
+    """Make a bundle of ``gpu`` from its catalogue entry alone."""
+    path = Path(__file__).with_name("starting_power.yaml")
+    power, rule = decode_yaml(path.read_bytes(), StartingPower, path.name), starting_rule()
+    limit_w, low_hz, top_hz = (float(x) for x in (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz))
+    shares = np.array([power.idle_share_at_lowest_clock, power.idle_share_at_top_clock])
+    idle = IdlePower(np.array([low_hz, top_hz]), shares * limit_w, power.idle_reference_c, power.idle_per_c)
+    if (published := gpu.power.idle_w) is not None:
+        idle = replace(idle, clock_hz=published.clock_hz, power_w=published.value)
+    voltage = VoltageCurve(np.array(power.voltage.clock_share) * top_hz, np.array(power.voltage.relative))
+    if (volts := gpu.power.voltage_v) is not None:
+        rising = np.maximum.accumulate(volts.value)
+        voltage = VoltageCurve(volts.clock_hz, rising / rising[-1])
+    law = power.effective_clock.get(gpu.architecture)
+    return Bundle(
+        gpu=gpu.name,
+        status=FitStatus.FORECAST,
+        provenance=Provenance("starting rule"),
+        corrections=rule.read_corrections(),
+        launch=rule.launch.to_costs("launch"),
+        power=ModulePower(_starting_energies(gpu, idle, power), idle, voltage),
+        clock_law=None if law is None else law.to_law("effective_clock"),
+        residuals=dict.fromkeys(FAMILIES, rule.residual),
+        toggling=power.toggling,
+        reference=reference_chip(gpu),
+    )
+
+
+def _starting_energies(gpu: Gpu, idle: IdlePower, rule: StartingPower) -> dict[str, float]:
+    """Joules per event: the module's share of the power headroom over its full rate at the top clock."""
+    limit_w, top_hz, dram = float(gpu.power.limit_w), float(gpu.clocks.max_hz), float(gpu.memory.byte_per_s)
+    headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)
+    chip_hz, pipes = float(gpu.sm_count) * top_hz, gpu.pipes
+    rate = {TENSOR_EVENT[d]: ("tensor", float(r) * chip_hz) for d, r in pipes.tensor_flop_per_cycle.items()}
+    rate |= {CUDA_EVENT[d]: ("cuda", float(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()}
+    if pipes.sfu_op_per_cycle is not None:
+        rate["sfu_op"] = ("sfu", float(pipes.sfu_op_per_cycle) * chip_hz)
+    # Where the L2's rate is not published, twice the DRAM's stands for it, as on an H200.
+    l2 = float(gpu.l2.byte_per_cycle) * top_hz if gpu.l2.byte_per_cycle is not None else 2.0 * dram
+    rate |= {"l2_byte": ("l2", l2), "dram_read_byte": ("dram", dram), "dram_write_byte": ("dram", dram)}
+    if gpu.links.nvlink_byte_per_s is not None:
+        rate["link_byte"] = ("link", float(gpu.links.nvlink_byte_per_s))
+    return {event: rule.full_rate_share[module] * headroom_w / full for event, (module, full) in rate.items()}
 
 
 def distorted(base: Setting, seed: int) -> Setting:

@@ -22,12 +22,14 @@ from wattcast.fit.kernel_fit import (
     fit_idle_curve,
     fit_module_power,
     loaded_clock_hz,
+    starting_rule,
 )
 from wattcast.fit.kernel_rows import KernelRows, assign_folds, load_kernel_rows, settled_figures, shape_name
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import load_gpu
 from wattcast.kernels import RunCondition, build_kernels, reference_chip
 from wattcast.power.power_model import IdlePower
+from wattcast.predictor.bundle.bundle_file import FAMILIES
 from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import IdealTerms, evaluate_factors
 from wattcast.predictor.timeline import ClockLaw
@@ -241,3 +243,8 @@ def test_idle_power_grows_with_clock_and_warmth() -> None:
     idle = fit_idle_curve([(1.98e9, 128.0, 34.0), (1.98e9, 133.0, 42.0)], load_gpu("h200"))
     assert idle.power_at(1.98e9, 42.0) == pytest.approx(133.0, abs=0.5)
     assert idle.power_at(345e6, 42.0) < idle.power_at(1.98e9, 42.0)
+
+
+def test_the_rule_that_a_fit_starts_from_has_every_family() -> None:
+    """Where rows are silent a fit takes the rule, which must not lean on what is being fitted."""
+    assert set(starting_rule().read_corrections()) == set(FAMILIES)

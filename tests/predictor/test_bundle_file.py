@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
@@ -14,7 +13,6 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.bundle.forecast import starting_bundle
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Linear
@@ -109,11 +107,3 @@ def test_the_effective_clock_follows_the_load() -> None:
     plain = predict_graph(Graph.from_operators("plain", [Elementwise("add", 1 << 26)]), gpu, at, bundle)
     assert 1.45e9 < dense.effective_clock_hz < 1.75e9
     assert plain.effective_clock_hz > 1.93e9
-
-
-def test_what_a_fit_starts_from_needs_no_bundle() -> None:
-    """Where rows are silent a fit takes the starting rule, which must not lean on what is being fitted."""
-    gpu = load_gpu("a100-sxm-80gb")
-    assert starting_bundle(gpu).learned is None
-    assert replace(starting_bundle(gpu), seen={}).seen == {}
-    assert np.isfinite(predict_graph(WORK, gpu, OperatingPoint(), starting_bundle(gpu)).latency_s)

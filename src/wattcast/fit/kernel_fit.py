@@ -20,13 +20,16 @@ at given V, then V² at a few clocks, never falling, at given energies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
 from wattcast.fit.choice_fit import count_k_parts, fit_kernel_choice
 from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import LENGTH_ROWS, ResidualSample, fit_corrections, fit_residuals
@@ -36,8 +39,14 @@ from wattcast.kernels import Kernels, ReferenceChip, RunCondition, build_kernels
 from wattcast.power.activity import known_events
 from wattcast.power.module_power import OWN_RAIL, STEADY, ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, MeasuredRange, ResidualEnds
-from wattcast.predictor.bundle.forecast import starting_bundle
+from wattcast.predictor.bundle.bundle_file import (
+    FAMILIES,
+    Bundle,
+    CorrectionFile,
+    LaunchFile,
+    MeasuredRange,
+    ResidualEnds,
+)
 from wattcast.predictor.kernel_phases import Correction, blend_corrections, count_events
 from wattcast.predictor.learned_factors import (
     RATE_FEATURES,
@@ -191,7 +200,7 @@ def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
     corrections = fit_corrections(
         compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
     )
-    known = {**starting_bundle(gpu).corrections, **corrections}  # a family without bursts may have sustained rows
+    known = {**starting_rule().read_corrections(), **corrections}  # a family without bursts may have sustained rows
     time = fit_residuals(_collect_samples(burst, ran, rows, gpu, plain, known, effective_hz))
     power, toggling, energy = _fit_power(rows, kernels, gpu, idle, known, reference)
     return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
@@ -236,22 +245,40 @@ def _collect_samples(
 _INNER = 4
 
 
+class StartingRule(msgspec.Struct, forbid_unknown_fields=True):
+    """What a fit takes where its rows are silent (``starting_rule.yaml``); it leans on nothing that is fitted."""
+
+    launch: LaunchFile
+    corrections: dict[str, CorrectionFile]  # of every family
+    residual: ResidualEnds
+
+    def read_corrections(self) -> dict[str, Correction]:
+        """Return the corrections by family, their times in seconds."""
+        return {name: c.to_correction(f"starting_rule.yaml: {name}") for name, c in self.corrections.items()}
+
+
+@cache
+def starting_rule() -> StartingRule:
+    """Return the rule that ships with Wattcast."""
+    data = files("wattcast.fit").joinpath("starting_rule.yaml").read_bytes()
+    return decode_yaml(data, StartingRule, "starting_rule.yaml")
+
+
 def build_bundle(
     found: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
 ) -> Bundle:
     """Build a bundle from a fit; families without rows take the starting rule, and its assumptions say so."""
-    rule = starting_bundle(gpu)
-    missing = [family for family in FAMILIES if family not in residuals]
-    unmeasured = {name: rule.corrections[name] for name in FAMILIES if name not in found.corrections}
+    rule = starting_rule()
+    unmeasured = {name: c for name, c in rule.read_corrections().items() if name not in found.corrections}
     return Bundle(
         gpu=gpu.name,
         status=FitStatus.MEASURED,
         provenance=Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note),
         corrections={**found.corrections, **unmeasured},
-        launch=rule.launch,
+        launch=rule.launch.to_costs("starting_rule.yaml: launch"),
         power=found.power,
         clock_law=found.law,
-        residuals={**{f: rule.residuals[f] for f in missing}, **residuals},
+        residuals={**dict.fromkeys(FAMILIES, rule.residual), **residuals},
         toggling=found.toggling,
         reference=found.learned.reference,
         learned=found.learned,

@@ -7,9 +7,9 @@ from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
-from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, starting_bundle
+from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule
 
-__all__ = ["Bundle", "bundle_for", "fit_status", "forecast_bundle", "shipped_bundle", "starting_bundle"]
+__all__ = ["Bundle", "bundle_for", "fit_status", "forecast_bundle", "shipped_bundle"]
 
 
 def bundle_for(gpu: Gpu) -> Bundle:

@@ -155,11 +155,21 @@ class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     host_weights: dict[str, float] = {}
     start_clock: str = ""  # at which fixed times hold, where they are cycles
 
+    def to_costs(self, where: str) -> LaunchCosts:
+        """Return the costs in seconds."""
+        host_s = units.parse(self.host_per_operator, "s", f"{where}.host_per_operator")
+        start_hz = units.parse(self.start_clock, "Hz", f"{where}.start_clock") if self.start_clock else None
+        return LaunchCosts(host_s, self.host_weights, start_hz=start_hz)
+
 
 class _ColdFile(msgspec.Struct, forbid_unknown_fields=True):
     operator: str
     s_per_byte: float
     layers: int = 0
+
+    def to_delay(self, where: str) -> ColdCacheDelay:
+        operator_s = units.parse(self.operator, "s", f"{where}.operator")
+        return ColdCacheDelay(operator_s, self.s_per_byte, self.layers)
 
 
 class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -270,10 +280,6 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
     if not 0.5 <= file.settles <= 1.0:
         raise bad_value(f"{where}: settles", "a share of the power limit between 0.5 and 1", file.settles)
-
-    def parse(text: str, unit: str, key: str) -> float:
-        return units.parse(text, unit, f"{where}: {key}")
-
     reference = (
         reference_chip(hardware.load_gpu(file.gpu)) if file.reference is None else _read_reference(file.reference)
     )
@@ -293,11 +299,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         status=file.status,
         provenance=file.provenance,
         corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
-        launch=LaunchCosts(
-            parse(file.launch.host_per_operator, "s", "launch.host_per_operator"),
-            file.launch.host_weights,
-            start_hz=parse(started, "Hz", "launch.start_clock") if (started := file.launch.start_clock) else None,
-        ),
+        launch=file.launch.to_costs(f"{where}: launch"),
         power=_read_power(file.power, where),
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
         residuals=file.residuals,
@@ -321,9 +323,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         assumptions=file.assumptions,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
-        cold=None
-        if cold is None
-        else ColdCacheDelay(parse(cold.operator, "s", "cold.operator"), cold.s_per_byte, cold.layers),
+        cold=None if cold is None else cold.to_delay(f"{where}: cold"),
         power_limit_w=file.power_limit_w,
         temperature_c=file.temperature_c,
     )

@@ -41,7 +41,7 @@ from wattcast.predictor.bundle.bundle_file import (
     shipped_bundle,
     write_bundle,
 )
-from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule
+from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, keep_by_gpu
 from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
 
@@ -49,6 +49,7 @@ CALIBRATION_FILE = "calibration.yaml"
 Plain = dict[str, Any]
 
 
+@keep_by_gpu
 def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     """Return the forecast of ``gpu`` with the calibration that ships for it, or for a card of the same processor.
 
@@ -59,22 +60,11 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     found = _read_shipped(kin) if kin else None
     if found is None:
         return None
-    swept = any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w))
-    key = "" if swept else repr(gpu)
-    if key and key in _calibrated:
-        return _calibrated[key]
-    bundle = _apply_calibration(*found, gpu) if kin == gpu.name else _carry_times(kin, gpu)
-    if key:
-        if len(_calibrated) >= _MOST_KEPT:
-            _calibrated.clear()
-        _calibrated[key] = bundle
-    return bundle
+    return _apply_calibration(*found, gpu) if kin == gpu.name else _carry_times(kin, gpu)
 
 
 _AS_LARGE = 0.1  # difference in SMs, relative, between chips that have the same energies
 _FED = 1.03  # time of products over the tensor cores' own, where nothing else limits them: set by hand
-_MOST_KEPT = 32
-_calibrated: dict[str, Bundle] = {}  # by all of a GPU's numbers, with the learned factors of workloads met before
 
 
 def _carry_times(kin: str, gpu: Gpu) -> Bundle:

@@ -1,11 +1,11 @@
-"""Make bundles for GPUs without measurements: forecasts from a measured parent, and the rule a fit starts from."""
+"""Make bundles for GPUs without measurements: forecasts from a measured parent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,21 +17,12 @@ from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import LibraryStyle, reference_chip
-from wattcast.kernels.lowering import CUDA_EVENT, TENSOR_EVENT
 from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
-from wattcast.predictor.bundle.bundle_file import (
-    FAMILIES,
-    Bundle,
-    ClockLawFile,
-    CorrectionFile,
-    LaunchFile,
-    ResidualEnds,
-    shipped_bundle,
-)
+from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds, shipped_bundle
 from wattcast.predictor.bundle.support_widening import ForecastEnds, default_widening, learned_distances
-from wattcast.predictor.kernel_phases import Correction, LaunchCosts
+from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactors
 from wattcast.predictor.timeline import ClockLaw
 
@@ -89,16 +80,6 @@ class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
     clock_share: list[float]
     relative: list[float]
 
-    def curve_of(self, gpu: Gpu) -> tuple[VoltageCurve, str]:
-        """Return the published curve, else this one over the GPU's own top clock, and what that assumes."""
-        published = gpu.power.voltage_v
-        if published is not None:
-            rising = np.maximum.accumulate(published.value)
-            return VoltageCurve(published.clock_hz, rising / rising[-1]), ""
-        curve = VoltageCurve(np.array(self.clock_share) * _take_scalar(gpu.clocks.max_hz), np.array(self.relative))
-        note = f"no V(f) of the {gpu.name} is published: the shape of the A100-PCIE's table, over its own top clock"
-        return curve, note
-
 
 class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     """The rule by which a bundle is carried over to a GPU without measurements (``forecast.yaml``)."""
@@ -149,31 +130,42 @@ def forecast_rule() -> ForecastRule:
     )
 
 
-_MOST_FORECASTS = 64
-_forecasts: dict[str, Bundle] = {}  # kept with the learned factors of workloads met before, by all of a GPU's numbers
+_Made = TypeVar("_Made")
+_MOST_KEPT = 64
 
 
+def keep_by_gpu(make: Callable[[Gpu], _Made]) -> Callable[[Gpu], _Made]:
+    """Keep what a function makes of a GPU by all of its numbers; of a swept GPU nothing is kept.
+
+    A bundle is kept with the learned factors of workloads met before.
+    """
+    kept: dict[str, _Made] = {}
+
+    @wraps(make)
+    def find(gpu: Gpu) -> _Made:
+        if any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)):
+            return make(gpu)
+        if (key := repr(gpu)) not in kept:
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            kept[key] = make(gpu)
+        return kept[key]
+
+    return find
+
+
+@keep_by_gpu
 def forecast_bundle(gpu: Gpu) -> Bundle:
     """Forecast the bundle of ``gpu`` from a measured parent; everything it assumes is in its assumptions."""
-    if any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)):
-        return _build_forecast(gpu)
-    key = repr(gpu)
-    if key not in _forecasts:
-        if len(_forecasts) >= _MOST_FORECASTS:
-            _forecasts.clear()
-        _forecasts[key] = _build_forecast(gpu)
-    return _forecasts[key]
-
-
-def _build_forecast(gpu: Gpu) -> Bundle:
     the = forecast_rule()
-    parent, chip = parent_bundle(), load_gpu(the.parent)
+    parent, chip = shipped_bundle(the.parent), load_gpu(the.parent)
+    assert parent is not None, "the bundle that all forecasts inherit from ships"
     kind = the.architecture(gpu.architecture)
     power = parent.power.as_module_power()
     idle, idle_note = _forecast_idle(gpu, the, power.idle)
     voltage, voltage_note = _forecast_voltage(gpu, chip, the, kind, power.voltage)
     missing = [f"{gpu.name}: {path} is unknown: {cost}" for path, cost in the.missing.items() if path in gpu.unknown]
-    process = the.process(gpu)
+    process, host = the.process(gpu), the.host.get(gpu.architecture, the.host["default"])
     weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
     notes = (
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
@@ -189,7 +181,11 @@ def _build_forecast(gpu: Gpu) -> Bundle:
         status=FitStatus.FORECAST,
         provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
         corrections=_carry_corrections(parent, gpu, chip, the, kind),
-        launch=_forecast_launch(parent, gpu, the, kind),
+        launch=replace(
+            parent.launch,
+            host_s_per_operator=parent.launch.host_s_per_operator if host == "parent" else units.parse(host, "s"),
+            start_hz=None if kind.clock_law else _take_scalar(gpu.clocks.max_hz),
+        ),
         power=_forecast_power(gpu, the, power, idle, voltage),
         clock_law=_carry_clock_law(parent, gpu, kind),
         residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
@@ -209,26 +205,25 @@ def _build_forecast(gpu: Gpu) -> Bundle:
     )
 
 
-def parent_bundle() -> Bundle:
-    """Return the fitted bundle that all forecasts inherit from."""
-    found = shipped_bundle(forecast_rule().parent)
-    if found is None:
-        raise bad_value(
-            "forecast", f"the fitted bundle of the {forecast_rule().parent}", "none", "Install Wattcast whole."
-        )
-    return found
+def _forecast_power(
+    gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
+) -> ModulePower:
+    """Return the parent's joules per event at the card's top voltage, times the factor of the event's module.
 
-
-def forecast_energies(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -> dict[str, float]:
-    """Return joules per event at the card's top voltage: the parent's, times the factor of the event's module."""
-    filled = dict(parent_j)
+    A byte of memory costs energy on its own rail and, at the interface, on the chip.
+    """
+    filled = dict(parent.energy_j)
     for event, how in the.formats.items():
         if event != "source" and event not in filled and how["of"] in filled:
             filled[event] = float(how["factor"]) * filled[how["of"]]
     filled.setdefault("link_byte", the.link_energy_j_per_byte)
-    factor, known = module_factors(gpu, the), known_events()
-    factor["dram"], _ = _memory_factor(gpu, the, parent_j)
-    return {event: joules * factor[known[event].module] for event, joules in filled.items()}
+    factor, known, memory = module_factors(gpu, the), known_events(), _find_memory_rule(gpu, the)
+    mean_j = float(np.mean([joules for event, joules in parent.energy_j.items() if event.startswith("dram")]))
+    rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
+    on_chip = (1.0 - rail) * memory.interface * factor["l2"]
+    factor["dram"] = rail * memory.factor + on_chip
+    joules = {event: each * factor[known[event].module] for event, each in filled.items()}
+    return ModulePower(joules, idle, voltage, memory_on_core=on_chip / factor["dram"])
 
 
 def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
@@ -239,36 +234,13 @@ def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
         volts = (float(gpu.power.voltage_v.value.max()) / units.parse(process.nominal, "V", "nominal")) ** 2
     factor = {module: volts * process.logic**power for module, power in the.classes.items()}
     factor["tensor"] *= style.tensor_delivery
-    factor["sm"] *= _sm_width(gpu, the)
-    factor["link"] = 1.0
-    return factor
-
-
-def _forecast_power(
-    gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
-) -> ModulePower:
-    joules = forecast_energies(gpu, the, parent.energy_j)
-    memory = [event for event in joules if event.startswith("dram")]
-    _, on_core = _memory_factor(gpu, the, parent.energy_j)
-    return ModulePower(joules, idle, voltage, 1.0, on_core if memory else 0.0)
-
-
-def _memory_factor(gpu: Gpu, the: ForecastRule, parent_j: Mapping[str, float]) -> tuple[float, float]:
-    """Return the energy of a memory byte relative to the parent's, and the share of it spent on the chip."""
-    mean_j = float(np.mean([joules for event, joules in parent_j.items() if event.startswith("dram")]))
-    rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
-    kind = _find_memory_rule(gpu, the)
-    on_chip = (1.0 - rail) * kind.interface * module_factors(gpu, the)["l2"]
-    whole = rail * kind.factor + on_chip
-    return whole, on_chip / whole
-
-
-def _sm_width(gpu: Gpu, the: ForecastRule) -> float:
-    """Return the capacitance of a working SM relative to the parent's: a fixed part, fp32 lanes and tensor cores."""
     own, parents = (
         _take_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent))
     )
-    return the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_compare_lanes(gpu, the) + own / parents)
+    # the capacitance of a working SM: a fixed part, fp32 lanes and tensor cores
+    factor["sm"] *= the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_compare_lanes(gpu, the) + own / parents)
+    factor["link"] = 1.0
+    return factor
 
 
 def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
@@ -290,12 +262,6 @@ def _compare_lanes(gpu: Gpu, the: ForecastRule) -> float:
     return own / parents
 
 
-def _compare_integers(gpu: Gpu, chip: Gpu) -> float:
-    """Return the integer lanes of an SM relative to the parent's; unknown ones count as equal."""
-    own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle
-    return 1.0 if own is None or parents is None else _take_scalar(own) / _take_scalar(parents)
-
-
 def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
     kinds = {name.lower(): kind for name, kind in the.memory.items()}
     found = kinds.get(gpu.memory.kind.lower())
@@ -311,13 +277,15 @@ def _carry_corrections(
     style = the.styles[kind.style]
     slower = _take_scalar(chip.clocks.max_hz) / _take_scalar(gpu.clocks.max_hz)
     lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _compare_lanes(gpu, the)
+    own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle  # unknown ones count as equal
+    integers = 1.0 if own is None or parents is None else _take_scalar(own) / _take_scalar(parents)
     found = {}
     for name, c in parent.corrections.items():
         changed = replace(c, fixed_s=c.fixed_s * slower)
         if name in style.old_groups:
             changed = replace(changed, compute=c.compute * style.mma_on_parent)
         if name in the.integer_groups:
-            changed = replace(changed, compute=c.compute / _compare_integers(gpu, chip))
+            changed = replace(changed, compute=c.compute / integers)
         if name in the.issue_bound:
             crowded = float(np.clip(2.0 * _compare_lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
@@ -358,13 +326,6 @@ def _carry_streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Fo
     return replace(c, memory=max(least, c.memory * rates * slower))
 
 
-def _forecast_launch(parent: Bundle, gpu: Gpu, the: ForecastRule, kind: ArchitectureRule) -> LaunchCosts:
-    told = the.host.get(gpu.architecture, the.host["default"])
-    host_s = parent.launch.host_s_per_operator if told == "parent" else units.parse(told, "s")
-    start_hz = None if kind.clock_law else _take_scalar(gpu.clocks.max_hz)
-    return replace(parent.launch, host_s_per_operator=host_s, start_hz=start_hz)
-
-
 def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
     """Carry the parent's effective clock over to this card's own top clock, or take the share that runs sustain."""
     if not kind.clock_law:
@@ -377,9 +338,8 @@ def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockL
 def _carry_learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> LearnedFactors | None:
     if parent.learned is None:
         return None
-    keep = None if kind.whole else set(the.same_programs)
     time, energy = (
-        models if keep is None else {family: models[family] for family in models if family in keep}
+        {family: model for family, model in models.items() if kind.whole or family in the.same_programs}
         for models in (parent.learned.time, parent.learned.energy)
     )
     return CarriedFactors(parent.learned.reference, time, energy)
@@ -400,7 +360,7 @@ def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[Idle
     warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, low_hz, top_hz = _take_ends(gpu)
+    limit_w, low_hz, top_hz = map(_take_scalar, (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz))
     lowest, top = the.idle.graphics_memory if gpu.memory.kind.startswith("GDDR") else (the.idle.lowest, the.idle.top)
     low_w, top_w = lowest * limit_w, top * limit_w
     clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
@@ -416,100 +376,17 @@ def _forecast_voltage(
     gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule, parent: VoltageCurve
 ) -> tuple[VoltageCurve, str]:
     """Return V(f) as published, else in the parent's shape on its architecture, else in the shape of the rule."""
-    if kind.whole and gpu.power.voltage_v is None:
-        share = parent.clock_hz / _take_scalar(chip.clocks.max_hz)
-        return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), parent.relative), (
-            f"no V(f) of the {gpu.name} is published: the shape inferred on the {the.parent}, over its own top clock"
-        )
-    return the.voltage.curve_of(gpu)
-
-
-class _StartingPower(msgspec.Struct, forbid_unknown_fields=True):
-    full_rate_share: dict[str, float]
-    idle_share_at_top_clock: float
-    idle_share_at_lowest_clock: float
-    idle_per_c: float
-    idle_reference_c: float
-    voltage: VoltageRule
-    toggling: dict[str, float]
-
-
-class _StartingRule(msgspec.Struct, forbid_unknown_fields=True):
-    source: str
-    date: str
-    launch: LaunchFile
-    corrections: dict[str, CorrectionFile]
-    power: _StartingPower
-    effective_clock: dict[str, ClockLawFile]
-    residual: ResidualEnds
-
-
-def starting_bundle(gpu: Gpu) -> Bundle:
-    """Make a bundle of ``gpu`` from its catalogue entry alone; everything it guesses is in its assumptions."""
-    rule = _starting_rule()
-    law = rule.effective_clock.get(gpu.architecture)
-    idle, idle_note = _starting_idle(gpu, rule.power)
-    voltage, voltage_note = rule.power.voltage.curve_of(gpu)
-    return Bundle(
-        gpu=gpu.name,
-        status=FitStatus.FORECAST,
-        provenance=Provenance(rule.source, rule.date),
-        corrections={name: c.to_correction(f"corrections.{name}") for name, c in rule.corrections.items()},
-        launch=LaunchCosts(units.parse(rule.launch.host_per_operator, "s"), rule.launch.host_weights),
-        power=ModulePower(_starting_energies(gpu, idle, rule.power), idle, voltage),
-        clock_law=None if law is None else law.to_law("effective_clock"),
-        residuals=dict.fromkeys(FAMILIES, rule.residual),
-        toggling=rule.power.toggling,
-        reference=reference_chip(gpu),
-        assumptions=tuple(note for note in (_NOT_FITTED, idle_note, voltage_note) if note),
-    )
-
-
-_NOT_FITTED = "coefficients not fitted to measurements; expect errors of tens of percent"
-
-
-@cache
-def _starting_rule() -> _StartingRule:
-    data = files("wattcast.predictor.bundle").joinpath("starting_rule.yaml").read_bytes()
-    return decode_yaml(data, _StartingRule, "starting_rule.yaml")
-
-
-def _starting_idle(gpu: Gpu, rule: _StartingPower) -> tuple[IdlePower, str]:
-    warming = {"reference_c": rule.idle_reference_c, "per_c": rule.idle_per_c}
-    if gpu.power.idle_w is not None:
-        return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, low_hz, top_hz = _take_ends(gpu)
-    shares = np.array([rule.idle_share_at_lowest_clock, rule.idle_share_at_top_clock])
-    low, top = shares * limit_w
-    note = (
-        f"no idle power of {gpu.name} is published: taken as {top:.0f} W at the top clock, {low:.0f} W at the lowest"
-    )
-    return IdlePower(np.array([low_hz, top_hz]), shares * limit_w, **warming), note
-
-
-def _starting_energies(gpu: Gpu, idle: IdlePower, rule: _StartingPower) -> dict[str, float]:
-    """Return joules per event: the module's share of the power headroom over its full rate at the top clock."""
-    limit_w, _, top_hz = _take_ends(gpu)
-    headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)
-    chip_hz = _take_scalar(gpu.sm_count) * top_hz
-    pipes = gpu.pipes
-    rate = {TENSOR_EVENT[d]: ("tensor", _take_scalar(r) * chip_hz) for d, r in pipes.tensor_flop_per_cycle.items()}
-    rate |= {CUDA_EVENT[d]: ("cuda", _take_scalar(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()}
-    if pipes.sfu_op_per_cycle is not None:
-        rate["sfu_op"] = ("sfu", _take_scalar(pipes.sfu_op_per_cycle) * chip_hz)
-    dram = _take_scalar(gpu.memory.byte_per_s)
-    # Where the L2's rate is not published, twice the DRAM's stands for it, as on an H200.
-    l2 = _take_scalar(gpu.l2.byte_per_cycle) * top_hz if gpu.l2.byte_per_cycle is not None else 2.0 * dram
-    rate |= {"l2_byte": ("l2", l2), "dram_read_byte": ("dram", dram), "dram_write_byte": ("dram", dram)}
-    if gpu.links.nvlink_byte_per_s is not None:
-        rate["link_byte"] = ("link", _take_scalar(gpu.links.nvlink_byte_per_s))
-    return {event: rule.full_rate_share[module] * headroom_w / full for event, (module, full) in rate.items()}
-
-
-def _take_ends(gpu: Gpu) -> tuple[float, float, float]:
-    top_hz = _take_scalar(gpu.clocks.max_hz)
-    low_hz = _take_scalar(gpu.clocks.lowest_hz)
-    return _take_scalar(gpu.power.limit_w), min(low_hz, 0.99 * top_hz), top_hz
+    published = gpu.power.voltage_v
+    if published is not None:
+        rising = np.maximum.accumulate(published.value)
+        return VoltageCurve(published.clock_hz, rising / rising[-1]), ""
+    share, relative = np.array(the.voltage.clock_share), np.array(the.voltage.relative)
+    shape = "of the A100-PCIE's table"
+    if kind.whole:
+        share, relative = parent.clock_hz / _take_scalar(chip.clocks.max_hz), parent.relative
+        shape = f"inferred on the {the.parent}"
+    note = f"no V(f) of the {gpu.name} is published: the shape {shape}, over its own top clock"
+    return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), relative), note
 
 
 def _take_scalar(value: object) -> float:
