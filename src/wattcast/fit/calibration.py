@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.scoring import lowers_error, percent_errors
@@ -58,18 +58,13 @@ class AnalysedModel:
 
     measured: MeasuredModel
     timeline: Timeline
-    products: Array  # (kernel,) 1 where a kernel is a product
 
 
 def analyse_models(measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle) -> list[AnalysedModel]:
     """Analyse every measured workload once."""
-    timelines: dict[int, Timeline] = {}
-    rows = []
-    for m in measured:
-        timeline = timelines.setdefault(id(m.graph), analyse_graph(m.graph, gpu, bundle))
-        products = np.array([float(family in PRODUCT_FAMILIES) for family in timeline.kernels.family])
-        rows.append(AnalysedModel(m, timeline, products))
-    return rows
+    graphs = {id(m.graph): m.graph for m in measured}
+    timelines = {key: analyse_graph(graph, gpu, bundle) for key, graph in graphs.items()}
+    return [AnalysedModel(m, timelines[id(m.graph)]) for m in measured]
 
 
 def predict_models(
@@ -79,7 +74,7 @@ def predict_models(
     priced = apply_factors(bundle, {k: v for k, v in factors.items() if k == IDLE_OFFSET or k.endswith("energy")})
     found = []
     for row in rows:
-        m, timeline = row.measured, scale_timeline(row, factors)
+        m, timeline = row.measured, scale_timeline(row.timeline, factors)
         at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
         if m.clock_hz is None or m.power_limit_w is not None:
             totals = run_governed(timeline, gpu, at, priced)[1]
@@ -90,10 +85,11 @@ def predict_models(
     return latency_s, power_w
 
 
-def scale_timeline(row: AnalysedModel, factors: Mapping[str, float]) -> Timeline:
-    """Apply the factors on time to a row's timeline."""
-    on_chip = factors.get("compute", 1.0) * factors.get("products", 1.0) ** row.products
-    memory, timeline = factors.get("memory", 1.0), row.timeline
+def scale_timeline(timeline: Timeline, factors: Mapping[str, float]) -> Timeline:
+    """Apply the factors on time to a timeline."""
+    products = map_distinct(PRODUCT_FAMILIES.__contains__, timeline.kernels.family)
+    on_chip = factors.get("compute", 1.0) * np.where(products, factors.get("products", 1.0), 1.0)
+    memory = factors.get("memory", 1.0)
 
     def scale_phase(p: KernelPhase) -> KernelPhase:
         cycles = None if p.cycles is None else p.cycles * on_chip

@@ -74,14 +74,9 @@ def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Grap
     return replace(graph, blocks=tuple(blocks))
 
 
-def scales_scores(op: Operator) -> bool:
-    """Tell whether an operator scales the scores of attention."""
-    return isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)
-
-
 def _as_issued(op: Operator, model: str, tokens: int) -> tuple[Operator, ...]:
-    """Return what version 4 of transformers issues for an operator."""
-    if not isinstance(op, Elementwise) or not scales_scores(op):
+    """Return what version 4 of transformers issues for an operator; it scales the scores of attention otherwise."""
+    if not (isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)):
         return (op,)
     if model == "bert-large":  # adds a mask of one row per sequence
         read = (op.n + tokens) * op.dtype.byte

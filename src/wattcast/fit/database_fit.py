@@ -140,7 +140,7 @@ HELD_OUT_FILE = "out_of_fold.parquet"
 def fit_kernel_database(
     database: str | Path,
     gpu: str,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
     inherits: bool | None = None,
     leaves_out: bool = False,
 ) -> tuple[Bundle, HeldOutRows]:
@@ -161,9 +161,7 @@ def fit_kernel_database(
         )
     if inherits:
         with one_thread():
-            bundle, held = few_rows_fit.fit_few_rows(
-                rows, chip, bundle_for(chip), idle_rows, tell or (lambda _: None)
-            )
+            bundle, held = few_rows_fit.fit_few_rows(rows, chip, bundle_for(chip), idle_rows, tell)
         return replace(bundle, cards=fit_card_spread(rows)), held
     if not idle_rows:
         raise BadInput(f"{database}: no idle rows, so static power cannot be told from work. Run the idle step.")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from wattcast.core.arrays import Array, sweep_values
+from wattcast.core.arrays import Array
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.calibration import describe_moved
@@ -32,6 +32,7 @@ from wattcast.fit.held_out import (
     collect_held_out,
     fit_interval_ends,
     fit_nearness,
+    predict_bursts_s,
     predict_held_out,
     predict_with_bundle,
     row_nearness,
@@ -41,13 +42,12 @@ from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_row
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
 from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels import Kernels, build_kernels
+from wattcast.kernels import build_kernels
 from wattcast.predictor import pipeline
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
 from wattcast.predictor.bundle.support_widening import default_widening
 from wattcast.predictor.kernel_phases import Correction, find_correction
-from wattcast.predictor.pipeline import analyse_kernels
-from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
+from wattcast.predictor.timeline import compute_effective_hz
 
 NEWTON_STEPS = 6
 STUDENT_FREEDOM = 4.0  # of Student's t, whose weights let odd rows count less [Lange1989]
@@ -215,13 +215,7 @@ def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
 
 def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    return np.asarray(np.log(rows.column("latency_s")) - _burst_log_s(kernels, gpu, bundle))
-
-
-def _burst_log_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
-    timeline, law = analyse_kernels(kernels, gpu, bundle), bundle.for_bursts().clock_law
-    top_hz = np.asarray(float(sweep_values(gpu.clocks.max_hz)))
-    return np.asarray(np.log(compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, law))))
+    return np.log(rows.column("latency_s")) - np.log(predict_bursts_s(kernels, gpu, bundle))
 
 
 def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
@@ -242,7 +236,7 @@ def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str
         return replace(bundle, corrections=move_corrections(bundle.corrections, theta, *names))
 
     def log_s(theta: Array) -> Array:
-        return _burst_log_s(kernels, gpu, moved(theta))
+        return np.log(predict_bursts_s(kernels, gpu, moved(theta)))
 
     def slopes(theta: Array) -> Array:
         here, step = log_s(theta), 0.02

@@ -104,7 +104,7 @@ def predict_held_out(
     idle: IdlePower,
     folds: int = FOLDS,
     seed: int = 0,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> HeldOutRows:
     """Predict every burst and sustained row from a fit that never saw its shape."""
     fold = assign_folds(rows, folds, seed)
@@ -117,8 +117,7 @@ def predict_held_out(
         predicted[test], oracle_s[test], near[:, test], labels = found
         for i, label in zip(np.flatnonzero(test), labels, strict=True):
             chosen[i] = label
-        if tell:
-            tell(f"fold {k + 1} of {folds}")
+        tell(f"fold {k + 1} of {folds}")
     return collect_held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
 
 
@@ -140,8 +139,8 @@ def predict_as_ran(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     result = np.full(len(rows), np.nan)
     if at.any():
         some = rows.select_rows(at)
-        some = replace(some, conditions=conditions_as_ran(some))
-        result[at] = _at_top(some, gpu, bundle, float(np.mean(gpu.clocks.max_hz)))
+        kernels = build_kernels(some.ops, conditions_as_ran(some), gpu, bundle.reference, ())
+        result[at] = predict_bursts_s(kernels, gpu, bundle)
     return result
 
 
@@ -152,14 +151,13 @@ def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float
     """
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     result = np.full((len(rows), 4), np.nan)
-    burst = rows.is_kind("burst")
-    top_hz = float(np.mean(gpu.clocks.max_hz))
-    if burst.any():
-        some, shortly = rows.select_rows(burst), bundle.for_bursts()
-        for name in dict.fromkeys(some.data):
-            at = np.array([d == name for d in some.data])
-            result[np.flatnonzero(burst)[at], 0] = _at_top(some.select_rows(at), gpu, shortly.for_data(name), top_hz)
-            result[np.flatnonzero(burst)[at], 2] = top_hz
+    burst, data = rows.is_kind("burst"), np.array(rows.data)
+    for name in dict.fromkeys(data[burst].tolist()):
+        at = burst & (data == name)
+        some = rows.select_rows(at)
+        kernels = build_kernels(some.ops, some.conditions, gpu, bundle.reference, ())
+        result[at, 0] = predict_bursts_s(kernels, gpu, bundle.for_data(name))
+        result[at, 2] = float(np.mean(gpu.clocks.max_hz))
     for i in np.flatnonzero(~burst):
         own = bundle.for_data(rows.data[i])
         timeline = analyse_row(rows, int(i), gpu, own)
@@ -179,9 +177,10 @@ def analyse_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Timeline:
     return analyse_kernels(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()), gpu, bundle)
 
 
-def _at_top(rows: KernelRows, gpu: Gpu, bundle: Bundle, top_hz: float) -> Array:
-    timeline = analyse_rows(bundle, rows, gpu)
-    return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, np.asarray(top_hz), bundle.clock_law))
+def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
+    """Predict the seconds of kernels that run for some milliseconds at the top clock, ``(kernel,)``."""
+    timeline, law = analyse_kernels(kernels, gpu, bundle), bundle.for_bursts().clock_law
+    return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, float(np.mean(gpu.clocks.max_hz)), law))
 
 
 def analyse_row(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> Timeline:
@@ -368,7 +367,7 @@ def fit_widening(
     idle: IdlePower,
     residuals: Mapping[str, ResidualEnds],
     near: tuple[NearnessLine, NearnessLine],
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Widening:
     """Fit what distance and unmeasured things add to the intervals of a fit on ``rows``."""
     left = predict_left_out(rows, gpu, idle, residuals, near, tell)
@@ -408,7 +407,7 @@ def predict_left_out(
     idle: IdlePower,
     residuals: Mapping[str, ResidualEnds],
     near: tuple[NearnessLine, NearnessLine],
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> LeftOutRows:
     """Predict every row that some round left out from the fit of that round."""
     plan = plan_rounds(rows, gpu)
@@ -416,8 +415,7 @@ def predict_left_out(
     found = []
     for i, one in enumerate(run_each(_predict_round, work, len(rows))):
         found.append(one)
-        if tell:
-            tell(f"left out {i + 1} of {len(plan)}")
+        tell(f"left out {i + 1} of {len(plan)}")
     return LeftOutRows(
         np.concatenate([one.row for one in found]),
         tuple(name for one in found for name in one.thing),

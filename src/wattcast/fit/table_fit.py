@@ -20,7 +20,7 @@ from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.fit.database_fit import one_thread
 from wattcast.fit.few_rows_fit import LEAST_MOVING_ROWS, shift_energies
-from wattcast.fit.held_out import INTERVAL_LEVEL, conformal_ends, predict_with_bundle
+from wattcast.fit.held_out import conformal_ends, predict_bursts_s, predict_with_bundle
 from wattcast.fit.kernel_fit import loaded_clock_hz, measured_ranges
 from wattcast.fit.kernel_rows import on_random_data
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
@@ -34,8 +34,6 @@ from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle, shipp
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
 from wattcast.predictor.kernel_phases import blend_corrections
 from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors, compute_ideal_terms
-from wattcast.predictor.pipeline import analyse_kernels
-from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
@@ -69,9 +67,7 @@ class TableCalibration:
 
 
 def calibrate_tables(
-    tables: str | Path | Sequence[str | Path],
-    gpu: str | Path | Gpu,
-    tell: Callable[[str], None] | None = None,
+    tables: str | Path | Sequence[str | Path], gpu: str | Path | Gpu, tell: Callable[[str], None] = lambda _: None
 ) -> TableCalibration:
     """Calibrate a GPU on public kernel tables (or kernel rows of our own): files, folders, or several of them.
 
@@ -94,9 +90,9 @@ def check_tables(tables: Sequence[str | Path], gpu: str | Path | Gpu) -> TableCa
     )
 
 
-def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | None = None) -> TableCalibration:
+def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] = lambda _: None) -> TableCalibration:
     """Calibrate a GPU on rows that were read already: times by bursts, energies by watts, where there are enough."""
-    start, say = shipped_bundle(gpu.name) or forecast_bundle(gpu), tell or (lambda _: None)
+    start = shipped_bundle(gpu.name) or forecast_bundle(gpu)
     away = held_out(table.rows.ops)
     usable = table.rows.is_kind("burst") & on_random_data(table.rows) & table.rows.fit
     is_timed = (fitted := int((usable & ~away).sum())) >= LEAST_ROWS
@@ -110,7 +106,7 @@ def calibrate_rows(table: TableRows, gpu: Gpu, tell: Callable[[str], None] | Non
     judged = table.select_rows(usable & away & is_timed)
     bundle, note = start, "times: as before"
     if is_timed:
-        say(f"{fitted} rows to fit, {len(judged.rows)} held out")
+        tell(f"{fitted} rows to fit, {len(judged.rows)} held out")
         with one_thread():
             bundle = fit_table_latency(table.select_rows(usable & ~away), gpu, start)
         assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
@@ -163,13 +159,9 @@ def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
     found = np.zeros(len(table.beside))
     pairs = [(i, op) for i, ops in enumerate(table.beside) for op in ops]
     if pairs:
-        ops = tuple(op for _, op in pairs)
+        rows, ops = zip(*pairs, strict=True)
         kernels = build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, bundle.reference, ())
-        timeline = analyse_kernels(kernels, gpu, bundle)
-        top_hz = np.asarray(float(sweep_values(gpu.clocks.max_hz)))
-        law = bundle.for_bursts().clock_law
-        seconds = compute_kernel_s(timeline.phases, compute_effective_hz(timeline, top_hz, law))
-        np.add.at(found, [i for i, _ in pairs], seconds)
+        np.add.at(found, list(rows), predict_bursts_s(kernels, gpu, bundle))
     return found
 
 
@@ -226,7 +218,7 @@ def _interval_ends(table: TableRows, gpu: Gpu, bundle: Bundle) -> dict[str, Resi
     families = np.array(table.rows.family)
     return {
         family: ResidualEnds(
-            conformal_ends(ratio[families == family], INTERVAL_LEVEL),
+            conformal_ends(ratio[families == family]),
             bundle.residuals[family].power,
             int((families == family).sum()),
         )

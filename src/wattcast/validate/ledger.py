@@ -60,7 +60,7 @@ OURS, DOT = "#332288", "#000000"  # Tol's muted set (2021): not the colours of m
 
 def build_ledger(
     refit: bool = False,
-    tell: Tell | None = None,
+    tell: Tell = lambda _: None,
     *,
     long: bool = False,
     again: bool = False,
@@ -71,7 +71,6 @@ def build_ledger(
     ``refit`` repeats the cross-validation instead of reading its results. ``long`` also makes the published sets that
     take minutes, ``again`` even where their results were kept. Rows of studies are listed where a study left them.
     """
-    say = tell or (lambda _: None)
     env = os.environ if variables is None else variables
     reference = reference_folder(env)
     rows: list[LedgerRow] = []
@@ -96,11 +95,11 @@ def build_ledger(
     for section, (where, quantity, make_long) in public.LONG_SETS.items():
         kept = load_rows(section, env)
         if long and (again or kept is None):
-            say(f"{section}: working")
-            kept = load_or_make_rows(section, partial(make_long, reference, say), env, again)
+            tell(f"{section}: working")
+            kept = load_or_make_rows(section, partial(make_long, reference, tell), env, again)
         reason = "takes minutes: run `wattcast lab validate --ablations`"
         rows += [make_absent_row(where, quantity, reason)] if kept is None else kept
-    return rows + list(public.make_quick_rows(reference, say))
+    return rows + list(public.make_quick_rows(reference, tell))
 
 
 def load_held_out(gpu: str) -> HeldOutRows:
