@@ -2,7 +2,7 @@
 
 Run: ``python -m studies.limits_of_coverage`` (two minutes; WATTCAST_REFERENCE names the measurements).
 
-Prints seven tables. Nothing is learned or chosen from them.
+Prints eight tables. Nothing is learned or chosen from them but the steps of a tile.
 
 - *runs of a second*: the error of public products on an H200 with the settled clock, and with the mean clock of a run
   of ``RUN_S``; of rows that ``wattcast lab validate`` does not judge.
@@ -10,6 +10,8 @@ Prints seven tables. Nothing is learned or chosen from them.
 - *clock*: our own sustained products, at the clock that was measured, by their time in device memory over their time
   on the chip. The predicted time on the chip was learned from bursts, where the clock is higher and memory busier.
 - *tiles*: decode attention of public tables, by how many tiles an SM takes one after another.
+- *steps*: decode attention of TensorRT-LLM on the H200, by the steps that a tile of its kernels takes: the source of
+  ``NVIDIA_TILE_STEPS``, which a B200's forecast takes.
 - *power*: errors of forecasts of whole models on A100 and A10, before and after the error of time is taken out.
 - *windows*: how long these runs were polled beyond the 30 s that their iterations take, and where a run failed.
 - *joules*: whole models on an A100 at clocks of one voltage, where E = P₀·t + J whatever the clock. A window that is
@@ -30,12 +32,15 @@ from studies.public_checks.coverage_checks import TABLE_ROWS, load_published_mod
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import database_folder
+from wattcast.core.records import replace
 from wattcast.core.strict_files import reference_folder
+from wattcast.core.units import Dtype
 from wattcast.fit.held_out import analyse_rows, predict_with_bundle
 from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, on_random_data
 from wattcast.fit.table_fit import predict_tables_s
 from wattcast.fit.table_rows import RUN_S, read_tables
 from wattcast.hardware import Gpu
+from wattcast.kernels.families import engine_families
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
@@ -44,6 +49,8 @@ from wattcast.workload.engine_operators import PagedAttention
 TABLE = "h200_sxm.vllm-0.22.0.gemm{}.csv"
 LEAST_S = 5.5e-5  # shorter rows ran less than a second: the collector stops at 3,000 replays of six products
 FREE_W, ASKED_W = 680.0, 760.0  # read by a card that its limit of 700 W does not hold; asked for by one that it does
+NVIDIA_TABLE = "h200_sxm.trtllm-1.3.0rc20.generation_attention.csv"
+TILE_STEPS = (0.2, 0.4, 0.8, 1.2, 2.0, 4.0)
 CHIPS = ("h200", "a100-sxm-80gb", "l40s", "b200")
 TILES = ((1.0, 4.0), (16.0, np.inf))
 LESS_POWER = 0.45  # percent of power that an A100 draws less where it takes a percent longer
@@ -68,6 +75,7 @@ def main() -> None:
     sys.stdout.write(count_low_watts(judged, gpu, bundle))
     sys.stdout.write(compare_clocks(load_kernel_rows(database_folder("h200")), gpu, bundle))
     sys.stdout.write(compare_tiles(folder))
+    sys.stdout.write(compare_steps(folder))
     sys.stdout.write(compare_power(folder))
     sys.stdout.write(measure_windows(folder))
     sys.stdout.write(split_energy(folder))
@@ -129,6 +137,34 @@ def compare_tiles(folder: Path) -> str:
         ratio = table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle)
         some = [ratio[(each > low) & (each <= high)] for low, high in TILES]
         lines.append(f"  {name:14}" + "".join(f" {len(r):4} {np.median(r):.2f}" for r in some) + "\n")
+    return "".join(lines)
+
+
+def compare_steps(folder: Path) -> str:
+    """Return the mean error of logs of TensorRT-LLM's decode kernels on the H200 by the steps of a tile.
+
+    The H200 counts as a Blackwell chip here, so that tiles and parts are those of TensorRT-LLM. Heads that share no
+    keys run another kernel there, and are left out.
+    """
+    gpu = hardware.load_gpu("h200")
+    bundle = bundle_for(gpu)
+    per_cycle = {**bundle.reference.per_cycle, "tensor_fp4_flop": 0.0}
+    table = read_tables([folder / "aiconfigurator" / NVIDIA_TABLE], gpu, TABLE_ROWS)
+    shared = [
+        isinstance(op, PagedAttention) and op.kv_dtype is Dtype.FP8 and 1 < op.heads // op.kv_heads <= 16
+        for op in table.rows.ops
+    ]
+    table = table.select_rows(np.array(shared))
+    lines = [
+        f"steps: of a tile, and mean error of logs of {len(table.rows)} rows of TensorRT-LLM's decode attention\n"
+    ]
+    taken = engine_families.NVIDIA_TILE_STEPS
+    for steps in TILE_STEPS:
+        engine_families.NVIDIA_TILE_STEPS = steps
+        like_blackwell = replace(bundle, reference=replace(bundle.reference, per_cycle=per_cycle))
+        ratio = table.rows.column("latency_s") / predict_tables_s(table, gpu, like_blackwell)
+        lines.append(f"  {steps:.1f} {np.mean(np.abs(np.log(ratio))):.3f} median {np.median(ratio):.2f}\n")
+    engine_families.NVIDIA_TILE_STEPS = taken
     return "".join(lines)
 
 

@@ -114,6 +114,28 @@ def test_sequences_of_one_token_are_cut_as_each_chip_cuts_them() -> None:
     assert 2 * 142 * 0.85 <= 8 * cut <= 2 * 142
 
 
+def test_flash_attention_2_counts_the_tiles_of_the_whole_batch() -> None:
+    """8 key heads of 4 sequences are 32 tiles for 216 places of an A100: 6 parts of 16 blocks fill 89 % of them."""
+    few, many = PagedAttention(32, 8, 128, ((4, 1, 2048),)), PagedAttention(32, 8, 128, ((64, 1, 2048),))
+    work = lower_forecast("a100-sxm-80gb", few, many)
+    assert 2 ** work.features["log_cut"] == pytest.approx([6.0, 1.0])
+    assert work.launches.tolist() == [4.0, 3.0], "a kernel, two copies of packed heads, and the sum of parts"
+    assert work.slots.tolist() == [2.0, 2.0], "tiles of 80 KiB, two of which fit 163 KiB of shared memory"
+    assert lower_forecast("l40s", few).slots.tolist() == [1.0]
+    one = lower_forecast("a100-sxm-80gb", PagedAttention(32, 8, 128, ((1, 1, 129),)))
+    assert one.l2_byte[0] < 2 * 2 * 8 * 130 * 128 * 2, "keys behind the last one are not loaded"
+
+
+def test_blackwell_decodes_with_tiles_of_few_rows() -> None:
+    """TensorRT-LLM's kernels take 8 rows for up to 8 heads that share keys, which FlashAttention 3 pads to 64."""
+    op, wide = PagedAttention(32, 8, 128, ((64, 1, 4096),)), PagedAttention(64, 4, 128, ((64, 1, 4096),))
+    blackwell, hopper = lower_forecast("b200", op, wide), lower_forecast("h100-sxm", op)
+    assert blackwell.features["pad_m"].tolist() == [0.5, 1.0]
+    assert hopper.features["pad_m"].tolist() == [4 / 64]
+    odd = replace(op, head_dim=192, kv_dtype=Dtype.FP8)
+    assert lower_forecast("b200", odd).kernel_family == ("attention.engine.paged.decode.fp8.triton",)
+
+
 def test_latent_attention_reads_its_cache_once() -> None:
     op = LatentAttention(8, 128, 1, 4096)
     assert op.cache_byte == 8 * 4096 * 576 * 2

@@ -50,6 +50,7 @@ class ReferenceChip:
     sfu_per_cycle: float  # of an SM; 0: unknown
     per_cycle: Mapping[str, float]
     style: LibraryStyle = LibraryStyle.HOPPER
+    shared_byte: float = 0.0  # that the blocks of an SM share; 0: unknown
     # how its library picks kernels; None: unknown
     choice: KernelChoice | None = field(default=None, compare=False, repr=False)
     # work of operators met before: it depends on nothing that a sweep changes

@@ -281,7 +281,9 @@ def reference_chip(gpu: Gpu) -> ReferenceChip:
     l2 = _take_first(gpu.l2.byte_per_cycle) if gpu.l2.byte_per_cycle is not None else stand_in
     capacity = _take_first(gpu.l2.capacity_byte) if gpu.l2.capacity_byte is not None else 0.0
     sfu = _take_first(gpu.pipes.sfu_op_per_cycle) if gpu.pipes.sfu_op_per_cycle is not None else 0.0
-    return ReferenceChip(sms, max(capacity, 1.0), l2, dram / clock_hz, clock_hz, sfu, cuda | tensor)
+    shared = _take_first(gpu.sm.shared_byte_per_block) if gpu.sm.shared_byte_per_block is not None else 0.0
+    known = (sms, max(capacity, 1.0), l2, dram / clock_hz, clock_hz, sfu, cuda | tensor)
+    return ReferenceChip(*known, shared_byte=shared)
 
 
 def _take_first(value: Sweepable) -> float:

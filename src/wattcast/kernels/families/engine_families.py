@@ -60,15 +60,20 @@ def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> K
 _SCORE_CYCLE, _TURN_CYCLE, _WIDE_TURN_CYCLE = 0.045, 0.1, 0.25
 _SPLIT_MARGIN = 1.1  # of the scheduler, over an even share of the blocks
 _TILE_STEPS = 4.0  # that starting and ending a tile takes; what one costs is fitted
+NVIDIA_TILE_STEPS = 0.8  # of TensorRT-LLM's decode kernels, learned on their table of the H200 (fp8, 531 rows)
+_OWN_DIMS = (64, 128, 256, 512)  # heads for which FlashInfer and TensorRT-LLM have kernels; others run Triton's
 
 
-def _attention_tile(op: engine.PagedAttention, decode: bool, old: bool) -> tuple[float, float]:
+def _attention_tile(op: engine.PagedAttention, decode: bool, old: bool, blackwell: bool) -> tuple[float, float]:
     """Return the packed rows of queries and the keys of a block, as the kernels' names show.
 
     Before Hopper (``old``) vLLM runs FlashAttention 2 (``run_mha_fwd_splitkv_dispatch``), and FlashInfer over caches
-    in fp8 (``FA2DetermineCtaTileQ``).
+    in fp8 (``FA2DetermineCtaTileQ``). On Blackwell it decodes with TensorRT-LLM's kernels, whose names show tiles of
+    8 or 16 rows.
     """
     dim, fp8 = op.head_dim, op.kv_dtype is Dtype.FP8
+    if blackwell and decode:
+        return 8.0 if op.heads <= 8 * op.kv_heads else 16.0, 128.0
     if old and fp8:
         packed = max(q for _, q, _ in op.groups) * op.heads // op.kv_heads
         return (16.0, 128.0) if packed <= 16 else (128.0 if packed > 64 and dim < 256 else 64.0, 64.0)
@@ -89,13 +94,15 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
     ⌈n/s⌉ parts, with s = ⌈1.1 · all blocks / SMs⌉ (FlashAttention 3, ``prepare_varlen_num_blocks``); blocks hidden by
     the mask or a window count as well. The busiest SM decides the time.
 
-    FlashAttention 2 packs heads and cuts sequences for single tokens without a window alone (``mha_varlen_fwd``);
-    FlashInfer widens fp8 to 16 bit. Blackwell's kernels cut until every SM has a part, and turn no fp8 values.
+    FlashAttention 2 packs heads and cuts sequences for single tokens without a window alone (``mha_varlen_fwd``), and
+    copies queries and results where it packs; two of its tiles share an SM where shared memory holds both. FlashInfer
+    widens fp8 to 16 bit. Both load no keys behind the last one. Blackwell's kernels cut until every SM has a part,
+    and turn no fp8 values.
     """
     group, dim, sms = op.heads // op.kv_heads, float(op.head_dim), reference.sm_count
     kind, fp8, old = op.kind_of_batch, op.kv_dtype is Dtype.FP8, reference.style is LibraryStyle.AMPERE
     blackwell, second = "tensor_fp4_flop" in reference.per_cycle, old and not fp8
-    tile_m, tile_n = _attention_tile(op, kind == "decode", old)
+    tile_m, tile_n = _attention_tile(op, kind == "decode", old, blackwell)
     packed = replace(op, kv_heads=op.heads) if second and (op.window or kind != "decode") else op
     parts = [_walk_tiles(packed, q, kv, tile_m, tile_n) for _, q, kv in op.groups]  # blocks of keys of each tile
     many = [float(count * packed.kv_heads) for count, _, _ in op.groups]
@@ -103,8 +110,13 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
     whole = [ceil(kv / tile_n) for _, _, kv in op.groups]  # the scheduler counts hidden blocks as well
     counted = sum(times * len(walks) * blocks for times, walks, blocks in zip(many, parts, whole, strict=True))
     share, most = ceil(_SPLIT_MARGIN * counted / sms), float(op.splits or _most_splits(op, tile_m, tile_n, sms))
+    slots, copies = 1.0, 0.0
     if second:
-        share, most = 1, float(_most_splits(op, tile_m, tile_n, 2.0 * sms)) if packed is op and group > 1 else 1.0
+        cut = packed is op and group > 1
+        share, most = 1, float(_most_splits(op, tile_m, tile_n, 2.0 * sms, batch=op.tokens)) if cut else 1.0
+        copies = 2.0 * (cut and op.tokens > 1 and op.kv_heads > 1)
+        held_byte = (tile_m * op.dtype.byte + 2.0 * tile_n * op.kv_dtype.byte) * dim
+        slots = min(max(reference.shared_byte // held_byte, 1.0), 2.0) if kind == "decode" else 1.0
     elif blackwell and kind == "decode":
         share, most = 1, max(sms // sum(times * len(walks) for times, walks in zip(many, parts, strict=True)), 1.0)
     cuts = [min(max(ceil(blocks / share), 1.0), most) for blocks in whole]
@@ -124,12 +136,20 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
     gone = 1.0 - float(resident_share(read + write, reference.l2_byte))
     if cold or (not warm and kind != "prefill"):
         gone = 1.0
-    load_byte = 2.0 * total * tile_n * dim * op.math_dtype.byte
+    loaded = total * tile_n
+    if old:
+        sizes = zip(many, parts, op.groups, strict=True)
+        loaded = sum(times * float(np.minimum(walks * tile_n, kv).sum()) for times, walks, (_, _, kv) in sizes)
+    load_byte = 2.0 * loaded * dim * op.math_dtype.byte
     between = 8.0 * rows * dim * max(cuts) if max(cuts) > 1.0 else 4.0 * rows * dim * (most > 1.0)
+    between += copies * 2.0 * rows * dim * op.dtype.byte
+    tile_steps = NVIDIA_TILE_STEPS if blackwell and kind == "decode" else _TILE_STEPS
+    waves = max(units / (sms * slots), 1.0)
+    launches = 1.0 + (most > 1.0) + (not op.scheduled) + copies
     work = (
-        *(units, block_flop * busiest / rounds, _TILE_STEPS * ceil(rounds) / rounds),
-        *(1.0 + (most > 1.0) + (not op.scheduled), load_byte + read - op.cache_byte + write, 3.0 * load_byte),
-        *(read * gone, write * gone, 0.0, between, 1.0, max(tile_flop * total - op.flop, 0.0)),
+        *(units, block_flop * busiest / rounds, tile_steps * ceil(waves) / waves, launches),
+        *(load_byte + read - op.cache_byte + write, 3.0 * load_byte, read * gone, write * gone),
+        *(0.0, between, slots, max(tile_flop * total - op.flop, 0.0)),
     )
     batch = float(sum(count for count, _, _ in op.groups))
     plain = {
@@ -143,23 +163,28 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
         "log_group": float(group), "log_cut": max(cuts), "log_units": units, "log_busiest": busiest,
         "log_longest": float(max(kv for _, _, kv in op.groups)),
     }  # fmt: skip
-    return f"attention.engine.paged.{kind}{'.fp8' if fp8 else ''}", work, plain, logs
+    triton = fp8 and (old or blackwell) and op.head_dim not in _OWN_DIMS
+    return f"attention.engine.paged.{kind}{'.fp8' * fp8}{'.triton' * triton}", work, plain, logs
 
 
-def _most_splits(op: engine.PagedAttention, tile_m: float, tile_n: float, sms: float) -> int:
+def _most_splits(op: engine.PagedAttention, tile_m: float, tile_n: float, sms: float, batch: int = 0) -> int:
     """Return how often a sequence may be cut where the caller sets no limit.
 
     FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone: one part where its tiles fill 80 % of
     the SMs or it has four blocks of keys, else the fewest parts that come within 85 % of the best filled last wave.
+    FlashAttention 2 (``num_splits_heuristic``) counts the tiles of the whole ``batch``, cuts four blocks too, and
+    passes over numbers of parts that do not shorten the longest one.
     """
     longest_q, longest_kv = (max(sizes[place] for sizes in op.groups) for place in (1, 2))
-    tiles = op.kv_heads * ceil(longest_q * (op.heads // op.kv_heads) / tile_m)
+    tiles = max(batch, 1) * op.kv_heads * ceil(longest_q * (op.heads // op.kv_heads) / tile_m)
     seen = min(longest_kv, op.window + 1 + tile_m) if op.window else longest_kv
     blocks = ceil(seen / tile_n)
-    if tiles >= 0.8 * sms or blocks <= 4:
+    if tiles >= 0.8 * sms or (blocks <= 4 and not batch):
         return 1
-    waves = tiles * np.arange(1, min(128, int(sms), blocks) + 1) / sms
-    filled = waves / np.ceil(waves)
+    parts = np.arange(1, min(128, int(sms), blocks) + 1)
+    waves = tiles * parts / sms
+    shorter = np.diff(np.ceil(blocks / parts), prepend=np.inf) < 0 if batch else True
+    filled = np.where(shorter, waves / np.ceil(waves), 0.0)
     return int(np.argmax(filled >= 0.85 * filled.max())) + 1
 
 

@@ -197,6 +197,7 @@ class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
     sfu_per_cycle: float
     per_cycle: dict[str, float]
     style: LibraryStyle = LibraryStyle.HOPPER
+    shared_byte: float = 0.0
 
 
 class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
