@@ -369,9 +369,9 @@ def learn_forecast_ends(
     """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
 
     A chip errs as a whole, and nobody knows in which direction the next one will: ends are as far below the forecast
-    as above it, in logs. A kind of kernel takes what holds 90 % of its rows, averaged over chips and stretched, since
-    these are few (``learn_stretch``). Other kinds share one pair of ends, as wide as it takes to hold 90 % of the
-    published whole models, given those of the first, and stretched too; so does power.
+    as above it, in logs. A kind of kernel takes what holds 90 % of its rows, averaged over n chips and stretched by
+    1 + k/n, since these are few (``learn_stretch``). Other kinds share one pair of ends, as wide as it takes to hold
+    90 % of the published whole models, given those of the first, and stretched too; so does power.
     """
     stretch = learn_stretch(kernels, without)
     found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
@@ -395,29 +395,31 @@ def learn_forecast_ends(
 
     latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
     power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
-    return found | {"other": make(stretch * latency, stretch * power)}
+    factor = 1.0 + stretch / gpus
+    return found | {"other": make(factor * latency, factor * power)}
 
 
 def learn_stretch(kernels: Sequence[KernelSet], without: str = "") -> float:
-    """Learn the least factor on log-ends of kinds at which sets of a chip left out are 90 % inside on average.
+    """Learn the least k at which sets of a chip left out are 90 % inside on average.
 
-    ``without``: a chip whose sets are judged by the factor, and have no part in learning it.
+    Ends of a kind of which n other chips have rows are stretched by 1 + k/n: a mean over more chips says more about
+    the next one. ``without``: a chip whose sets are judged by the factor, and have no part in learning it.
     """
     judged = [k for k in kernels if k.chip not in ("", without)]
     if len({k.chip for k in judged}) < 2:
-        return 1.0
+        return 0.0
 
-    def mean_inside(factor: float) -> float:
+    def mean_inside(stretch: float) -> float:
         shares = []
         for chip in sorted({k.chip for k in judged}):
-            ends = _group_ends([k for k in judged if k.chip != chip], factor) | _OTHER_KINDS
+            ends = _group_ends([k for k in judged if k.chip != chip], stretch) | _OTHER_KINDS
             for some in (k for k in judged if k.chip == chip):
                 residuals = forecast_residuals(some.bundle.residuals, ends)
                 low, high = some.make_ends(replace(some.bundle, residuals=residuals), {})[:, :2].T
                 shares.append(np.mean((low <= some.log_ratio["latency"]) & (some.log_ratio["latency"] <= high)))
         return float(np.mean(shares))
 
-    return round(_least_scale(mean_inside, 1.0, 4.0), 2)
+    return round(_least_scale(mean_inside, 0.01, 4.0), 2)
 
 
 def learn_engine_ends(kernels: Sequence[KernelSet], half: bool | None = None) -> dict[str, ForecastEnds]:
@@ -475,7 +477,7 @@ def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, Forec
         of_kind, rows, gpus = half[name]
         of_all, _, most = half.get(".".join(name.split(".")[:2]), half[name])
         shrunk = 0.5 * (of_kind + of_all) if gpus < 2 <= most else of_kind
-        found_ends[name] = ForecastEnds(_pair(stretch * shrunk), rows, gpus)
+        found_ends[name] = ForecastEnds(_pair((1.0 + stretch / gpus) * shrunk), rows, gpus)
     return found_ends
 
 

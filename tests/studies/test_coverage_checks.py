@@ -62,7 +62,7 @@ def test_the_chip_that_is_judged_is_left_out() -> None:
     assert every[group].latency[1] > 1.4
     assert without[group].latency == pytest.approx((np.exp(-0.1645), np.exp(0.1645)), abs=0.03)
     assert (every[group].gpus, without[group].gpus) == (2, 1)
-    assert coverage.learn_stretch(sets, "B") == 1.0 < coverage.learn_stretch(sets)
+    assert coverage.learn_stretch(sets, "B") == 0.0 < coverage.learn_stretch(sets)
 
 
 def test_a_kind_that_no_chip_has_takes_the_ends_of_all_kinds() -> None:
@@ -71,7 +71,7 @@ def test_a_kind_that_no_chip_has_takes_the_ends_of_all_kinds() -> None:
     slow, fast = np.full(100, 1.0), np.full(100, -0.4)
     kinds = (("A", "experts.half", slow), ("A", "scaled.fp8", fast), ("B", "experts.half", slow))
     sets = [made_set(chip, f"gemm.engine.{kind}", ratio, bundle) for chip, kind, ratio in kinds]
-    found = coverage._group_ends(sets, 1.0)
+    found = coverage._group_ends(sets, 0.0)
     assert found["gemm.engine"].latency == pytest.approx((np.exp(-1.0), np.exp(1.0)), abs=1e-3)
     assert found["gemm.engine.scaled.fp8"].latency == pytest.approx((np.exp(-0.7), np.exp(0.7)), abs=1e-3)
     residuals = forecast_residuals(bundle.residuals, found | coverage._OTHER_KINDS)
@@ -106,6 +106,9 @@ def test_chips_that_differ_stretch_the_ends_of_a_forecast() -> None:
         places = (("A", -shift), ("B", 0.0), ("C", shift))
         sets = [made_set(chip, group, rng.normal(at, 0.1, 400), bundle) for chip, at in places]
         stretch.append(coverage.learn_stretch(sets))
-    assert 1.0 <= stretch[0] < 1.1
+    assert 0.0 <= stretch[0] < 0.2
     assert stretch == sorted(stretch)
-    assert stretch[2] > 1.2
+    assert stretch[2] > 0.4
+    ends = [coverage._group_ends(sets[:count], 1.0)[group].latency[1] for count in (2, 3)]
+    plain = [coverage._group_ends(sets[:count], 0.0)[group].latency[1] for count in (2, 3)]
+    assert np.log(ends) / np.log(plain) == pytest.approx([1.5, 1.0 + 1.0 / 3.0], abs=0.01)
