@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -239,18 +238,9 @@ def hidden_s(timeline: Timeline, gpu: Gpu) -> Array:
     return np.where(np.isfinite(hidden), np.maximum(hidden, 0.0), 0.0)
 
 
-class _LawsFile(msgspec.Struct, forbid_unknown_fields=True):
-    source: str
-    date: str
-    architectures: dict[str, dict[str, float | str]]
-    pcie: dict[str, float | str]
-    engine: dict[str, float | str]
-    network: dict[str, float | str]
-
-
 @dataclass(frozen=True)
 class CollectiveLaws:
-    """All laws: of links by architecture, of PCIe, of engines' kernels, of networks."""
+    """All laws, as ``link_laws.yaml`` has them: of links by architecture, PCIe, engines' kernels and networks."""
 
     links: Mapping[str, LinkLaw]
     pcie: LinkLaw
@@ -278,15 +268,4 @@ def mean_law(laws: Sequence[LinkLaw]) -> LinkLaw:
 def load_laws() -> CollectiveLaws:
     """Return the laws that ship."""
     where = "link_laws.yaml"
-    file = decode_yaml(files("wattcast.predictor").joinpath(where).read_bytes(), _LawsFile, where)
-
-    def numbers(given: Mapping[str, float | str]) -> dict[str, float]:
-        return {name: float(value) for name, value in given.items() if name != "source"}
-
-    return CollectiveLaws(
-        {name: LinkLaw(**numbers(law)) for name, law in file.architectures.items()},
-        LinkLaw(**numbers(file.pcie)),
-        EngineLaw(**numbers(file.engine)),
-        NetworkLaw(**numbers(file.network)),
-        file.source,
-    )
+    return decode_yaml(files("wattcast.predictor").joinpath(where).read_bytes(), CollectiveLaws, where)
