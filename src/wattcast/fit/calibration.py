@@ -35,7 +35,7 @@ from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
 from wattcast.predictor.bundle.calibrated import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
-from wattcast.predictor.timeline import KernelPhase, Timeline
+from wattcast.predictor.timeline import Timeline
 from wattcast.workload.graph import Graph
 
 
@@ -89,13 +89,11 @@ def scale_timeline(timeline: Timeline, factors: Mapping[str, float]) -> Timeline
     """Apply the factors on time to a timeline."""
     products = map_distinct(PRODUCT_FAMILIES.__contains__, timeline.kernels.family)
     on_chip = factors.get("compute", 1.0) * np.where(products, factors.get("products", 1.0), 1.0)
-    memory = factors.get("memory", 1.0)
-
-    def scale_phase(p: KernelPhase) -> KernelPhase:
-        cycles = None if p.cycles is None else p.cycles * on_chip
-        return KernelPhase(p.name, cycles, None if p.seconds is None else p.seconds * memory)
-
-    phases = tuple(p if p.name in ("fixed", "start") else scale_phase(p) for p in timeline.phases)
+    memory = np.asarray(factors.get("memory", 1.0))
+    phases = tuple(
+        phase if phase.name in ("fixed", "start") else phase.change(on_chip.__mul__, memory.__mul__)
+        for phase in timeline.phases
+    )
     return replace(timeline, phases=phases, host_s=timeline.host_s * factors.get("launch", 1.0))
 
 

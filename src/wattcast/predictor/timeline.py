@@ -7,7 +7,7 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -34,11 +34,14 @@ class KernelPhase:
     cycles: Array | None  # on-chip work; None: none
     seconds: Array | None  # DRAM and link work
 
+    def change(self, cycles: Callable[[Array], Array], seconds: Callable[[Array], Array]) -> KernelPhase:
+        """Return the phase with its cycles and its seconds changed, as far as it has any."""
+        changed = None if self.cycles is None else cycles(self.cycles)
+        return KernelPhase(self.name, changed, None if self.seconds is None else seconds(self.seconds))
+
     def select_rows(self, rows: npt.NDArray[np.int64]) -> KernelPhase:
         """Return the phase of some of the kernels."""
-        cycles = None if self.cycles is None else self.cycles.take(rows, axis=-1)
-        seconds = None if self.seconds is None else self.seconds.take(rows, axis=-1)
-        return KernelPhase(self.name, cycles, seconds)
+        return self.change(lambda cycles: cycles.take(rows, axis=-1), lambda seconds: seconds.take(rows, axis=-1))
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,12 @@ class Timeline:
         place[self.tensor_rows] = np.arange(len(self.tensor_rows))
         tensor = place.take(rows)
         tensor_rows = np.flatnonzero(tensor >= 0)
-        return Timeline(
+        return replace(
+            self,
             kernels=kernels,
             phases=tuple(phase.select_rows(rows) for phase in self.phases),
             tensor_rows=tensor_rows,
             tensor_cycles=self.tensor_cycles.take(tensor.take(tensor_rows), axis=-1),
-            events=self.events,
             value=self.value.take(rows, axis=0),
             time_factor=self.time_factor.take(rows),
             energy_factor=self.energy_factor.take(rows),
@@ -105,7 +108,6 @@ class Timeline:
             calls=kernels.calls,
             host_s=self.host_s.take(rows, axis=-1),
             near=None if self.near is None else self.near.take(rows, axis=-1),
-            waiting_sm=self.waiting_sm,
         )
 
     def delay_kernels(self, extra_s: Array) -> Timeline:
@@ -117,13 +119,7 @@ class Timeline:
 
     def scale_kernels(self, factor: Array) -> Timeline:
         """Return this timeline with every phase of each kernel ``factor`` times as long."""
-
-        def times(part: Array | None) -> Array | None:
-            return None if part is None else part * factor
-
-        return replace(
-            self, phases=tuple(KernelPhase(p.name, times(p.cycles), times(p.seconds)) for p in self.phases)
-        )
+        return replace(self, phases=tuple(phase.change(factor.__mul__, factor.__mul__) for phase in self.phases))
 
     @cached_property
     def tensor_phases(self) -> tuple[KernelPhase, ...]:
