@@ -296,15 +296,11 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
                 reference = replace(reference, choice=learned.reference.choice)
     law, cold = file.effective_clock, file.cold
     return Bundle(
-        gpu=file.gpu,
-        status=file.status,
-        provenance=file.provenance,
+        **{name: getattr(file, name) for name in _KEPT_AS_THEY_ARE},
         corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
         launch=file.launch.to_costs(f"{where}: launch"),
         power=_read_power(file.power, where),
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
-        residuals=file.residuals,
-        toggling=file.toggling,
         reference=reference,
         learned=learned,
         seen={
@@ -317,17 +313,17 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
             )
             for name, s in file.seen.items()
         },
-        interval_level=file.interval_level,
         governor_share=file.settles,
-        waiting_sm=file.waiting_sm,
-        step_energy=file.step_energy,
-        assumptions=file.assumptions,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
         cold=None if cold is None else cold.to_delay(f"{where}: cold"),
-        power_limit_w=file.power_limit_w,
-        temperature_c=file.temperature_c,
     )
+
+
+_KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
+    *("gpu", "status", "provenance", "residuals", "toggling", "interval_level", "waiting_sm", "step_energy"),
+    *("assumptions", "power_limit_w", "temperature_c"),
+)
 
 
 def _read_reference(file: _ReferenceFile) -> ReferenceChip:
@@ -346,10 +342,8 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
     """Return a bundle as plain mappings, for a file; ``parse_bundle`` reads them back."""
     launch, law, cold, learned = bundle.launch, bundle.clock_law, bundle.cold, bundle.learned
     file = _BundleFile(
+        **{name: getattr(bundle, name) for name in _KEPT_AS_THEY_ARE},
         format=BUNDLE_FORMAT,
-        gpu=bundle.gpu,
-        status=bundle.status,
-        provenance=bundle.provenance,
         launch=LaunchFile(
             f"{float(launch.host_s_per_operator)!r} s",
             host_weights=dict(launch.host_weights),
@@ -360,8 +354,6 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
             for name, c in bundle.corrections.items()
         },
         power=_PowerFile(bundle.power.kind, bundle.power.to_plain()),
-        residuals=dict(bundle.residuals),
-        toggling=dict(bundle.toggling),
         effective_clock=None
         if law is None
         else ClockLawFile(
@@ -372,11 +364,7 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
             f"{law.top_hz!r} Hz",
             law.in_bursts,
         ),
-        interval_level=bundle.interval_level,
         settles=bundle.governor_share,
-        waiting_sm=bundle.waiting_sm,
-        step_energy=bundle.step_energy,
-        assumptions=bundle.assumptions,
         reference=_write_reference(bundle.reference),
         learned_on=_write_reference(learned.reference) if isinstance(learned, CarriedFactors) else None,
         seen={
@@ -392,8 +380,6 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         cards=None if bundle.cards == published_spread() else bundle.cards,
         widening=None if bundle.widening == default_widening() else bundle.widening,
         cold=None if cold is None else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
-        power_limit_w=bundle.power_limit_w,
-        temperature_c=bundle.temperature_c,
         arrays=learned is not None,
     )
     plain: dict[str, Any] = msgspec.to_builtins(file)
