@@ -114,27 +114,20 @@ def module_utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dic
         "sfu": [("sfu_op", gpu.pipes.sfu_op_per_cycle)],
         "shared": [("shared_byte", gpu.sm.shared_byte_per_cycle)],
     }
-    shape = np.broadcast_shapes(activity.value.shape, (*activity.duration_s.shape, 1))
-    duration_s = activity.duration_s[..., np.newaxis]
-    rates = np.divide(activity.value, duration_s, out=np.zeros(shape), where=duration_s > 0)
-
-    def rate_of(event: str) -> Array:
-        return rates[..., activity.events.index(event)]
-
     found: dict[str, Array] = {}
     for module, pipes in per_s.items():
         shares = [
-            rate_of(event) / (rate * gpu.sm_count * effective_hz)
+            activity.rate(event) / (rate * gpu.sm_count * effective_hz)
             for event, rate in pipes
             if rate is not None and activity.has(event)
         ]
         if shares:
             found[module] = np.asarray(sum(shares))
     if gpu.l2.byte_per_cycle is not None and activity.has("l2_byte"):
-        found["l2"] = rate_of("l2_byte") / (gpu.l2.byte_per_cycle * effective_hz)
+        found["l2"] = activity.rate("l2_byte") / (gpu.l2.byte_per_cycle * effective_hz)
     if activity.has("dram_read_byte") and activity.has("dram_write_byte"):
-        moved = rate_of("dram_read_byte") + rate_of("dram_write_byte")
+        moved = activity.rate("dram_read_byte") + activity.rate("dram_write_byte")
         found["dram"] = np.asarray(moved / gpu.memory.byte_per_s)
     if gpu.links.nvlink_byte_per_s is not None and activity.has("link_byte"):
-        found["link"] = np.asarray(rate_of("link_byte") / (gpu.links.nvlink_byte_per_s / 2.0))
+        found["link"] = np.asarray(activity.rate("link_byte") / (gpu.links.nvlink_byte_per_s / 2.0))
     return {module: np.minimum(share, 1.0) for module, share in found.items()}

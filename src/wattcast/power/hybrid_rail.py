@@ -36,10 +36,6 @@ class RailClock(StrEnum):
     FIXED = "fixed"  # not part of an operating point: voltage and clock never change
 
 
-def _make_empty() -> Array:
-    return np.zeros(0)
-
-
 @dataclass(frozen=True)
 class RailVoltage:
     """Voltage by the rail's own clock, linear between points and flat beyond, but never below a floor.
@@ -52,8 +48,8 @@ class RailVoltage:
 
     clock_hz: Array
     level: Array
-    floor_clock_hz: Array = field(default_factory=_make_empty)
-    floor_level: Array = field(default_factory=_make_empty)
+    floor_clock_hz: Array = field(default_factory=lambda: np.zeros(0))
+    floor_level: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         pairs = (("voltage", self.clock_hz, self.level), ("voltage floor", self.floor_clock_hz, self.floor_level))

@@ -66,7 +66,6 @@ class ModulePower(PowerModel):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Static power, clock power, and the modules."""
         return (STATIC, CLOCK, *self.modules)
 
     def power(self, activity: Activity) -> Power:
@@ -109,22 +108,18 @@ class ModulePower(PowerModel):
         return mean_power
 
     def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
-        """Return the idle curve at a set clock and temperature, in W."""
         return self.idle.power_at(clock_hz, temperature_c)
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array:
-        """Return the core voltage over that at the top clock."""
         return self.voltage.level_at(clock_hz)
 
     @property
     def scalable_parts(self) -> tuple[str, ...]:
-        """All modules."""
         return self.modules
 
     def scale_energy(
         self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
     ) -> ModulePower:
-        """Return the model with the energies of some modules and its idle curve scaled."""
         known = known_events()
         energy_j = {event: j * part_factor.get(known[event].module, 1.0) for event, j in self.energy_j.items()}
         idle_w = self.idle.power_w * idle_factor + idle_offset_w
@@ -134,15 +129,12 @@ class ModulePower(PowerModel):
         return replace(self, energy_j=energy_j, idle=replace(self.idle, power_w=idle_w))
 
     def with_data_factor(self, factor: float) -> ModulePower:
-        """Return the model for data whose dynamic energy is ``factor`` times that of random data."""
         return replace(self, toggling=factor)
 
     def with_voltage_factor(self, factor: Sweepable) -> ModulePower:
-        """Return the model with its voltage curve times ``factor``."""
         return replace(self, voltage=replace(self.voltage, factor=factor))
 
     def as_module_power(self) -> ModulePower:
-        """Return the model itself."""
         return self
 
     def _event_rail_j(self, names: tuple[str, ...]) -> npt.NDArray[np.float64]:

@@ -227,11 +227,6 @@ def interval_energy_j(power: Power, duration_s: Array) -> Array:
     return np.asarray(power.total_w * duration_s)
 
 
-def part_energy_j(power: Power, duration_s: Array) -> Array:
-    """Return the joules of each part in each interval, ``(*sweep, interval, part)``."""
-    return np.asarray(power.part_w * duration_s[..., np.newaxis])
-
-
 def mean_power_w(joules: Array, seconds: Array) -> Array:
     """Return the mean power P = E/t; zero where no time passes."""
     spent = np.asarray(seconds) > 0

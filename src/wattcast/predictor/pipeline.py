@@ -18,7 +18,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.power.power_model import interval_energy_j, mean_power_w, part_energy_j
+from wattcast.power.power_model import interval_energy_j, mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
 from wattcast.predictor.learned_factors import compute_ideal_terms
@@ -270,14 +270,14 @@ def detail_at_clock(
     activity = kernel_activity(timeline, ran.kernel_s, ran.effective_hz, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = interval_energy_j(power, activity.duration_s)
-    calls = np.append(timeline.calls, 1.0)
+    part_j, calls = power.part_w * activity.duration_s[..., np.newaxis], np.append(timeline.calls, 1.0)
     return KernelDetail(
         kernel_s=ran.kernel_s,
         effective_hz=ran.effective_hz,
         kernel_part_w=power.part_w[..., :-1, :],
         kernel_j=joules[..., :-1],
         gap_j=joules[..., -1],
-        part_j=np.einsum("...ip,i->...p", part_energy_j(power, activity.duration_s), calls),
+        part_j=np.einsum("...ip,i->...p", part_j, calls),
         parts=power.parts,
         peak_w=power.total_w[..., :-1].max(axis=-1),
     )
