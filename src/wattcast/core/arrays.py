@@ -193,6 +193,16 @@ def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[st
     return {name: values[rows] for name, values in columns.items()}
 
 
+def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
+    """Return columns of one length as plain rows, for JSON and Parquet.
+
+    >>> table_rows({"clock_hz": np.array([1e9, 2e9])})
+    [{'clock_hz': 1000000000.0}, {'clock_hz': 2000000000.0}]
+    """
+    plain = {name: np.asarray(values).tolist() for name, values in columns.items()}
+    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+
+
 def _find_undominated(ranked: Array) -> npt.NDArray[np.int64]:
     """Return rows that nothing dominates, for rows in lexicographic order: only an earlier row can dominate one."""
     left = np.arange(len(ranked))

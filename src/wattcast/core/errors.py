@@ -82,12 +82,13 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
     """Return the error ``where: expected wanted, got found. do``, the sentence that all readers share."""
-    return BadInput(_make_sentence(where, wanted, found, do))
+    shown = repr(clip_text(found)) if isinstance(found, str) else clip_text(found)
+    return BadInput(f"{where}: expected {wanted}, got {shown}.{' ' + do if do else ''}")
 
 
 def bad_unit(where: str, wanted: str, found: object, do: str = "") -> UnitError:
     """Return the error of ``bad_value`` as one of units."""
-    return UnitError(_make_sentence(where, wanted, found, do))
+    return UnitError(str(bad_value(where, wanted, found, do)))
 
 
 def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> UnknownName:
@@ -118,11 +119,6 @@ def clip_text(text: object, most: int = 80) -> str:
     """Return ``text`` cut to a length that fits a message; hostile input must not flood a terminal."""
     words = "".join(c if c.isprintable() else "?" for c in str(text)[: 4 * most])
     return words if len(words) <= most else words[: most - 1] + "…"
-
-
-def _make_sentence(where: str, wanted: str, found: object, do: str) -> str:
-    shown = repr(clip_text(found)) if isinstance(found, str) else clip_text(found)
-    return f"{where}: expected {wanted}, got {shown}.{' ' + do if do else ''}"
 
 
 _DROPPED = str.maketrans("", "", "-_. ")

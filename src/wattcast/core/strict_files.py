@@ -52,7 +52,6 @@ def gunzip_bytes(data: bytes, where: str, max_byte: int) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
     import gzip
-    import io
     import zlib
 
     try:
@@ -107,13 +106,14 @@ def _convert(plain: object, kind: type[T], where: str) -> T:
 
 def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
     """Return the lines of a table below its header, of which there is one at least, all of the same width."""
-    reader = csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline=None))
+    text = data.decode("utf-8-sig", "replace")
+    reader = csv.DictReader(io.StringIO(text, newline=None), skipinitialspace=True)
     rows = list(reader)
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames or ())} cells", "more or fewer")
     if not rows:
-        raise bad_value(where, "one line at least below a header", "nothing")
+        raise bad_value(where, "rows below a line that names columns", "none")
     return rows
 
 

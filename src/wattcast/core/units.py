@@ -132,7 +132,9 @@ def factor(unit: str) -> tuple[str, float] | None:
     """
     names: list[str] = []
     scale = 1.0
-    for position, piece in enumerate(_expand_unit(unit).split("/")):
+    for short, full in _ALIASES.items():
+        unit = unit.removesuffix(short) + full if unit.endswith(short) else unit
+    for position, piece in enumerate(unit.split("/")):
         found = _find_symbol(piece.strip())
         if found is None:
             return None
@@ -170,13 +172,6 @@ _SHOWN = {
     "s": {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0},
     "V": {"m": 1e-3, "": 1.0},
 }
-
-
-def _expand_unit(unit: str) -> str:
-    for short, full in _ALIASES.items():
-        if unit.endswith(short):
-            return unit[: len(unit) - len(short)] + full
-    return unit
 
 
 def _find_symbol(piece: str) -> tuple[str, float] | None:

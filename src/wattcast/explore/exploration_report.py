@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
+from wattcast.core.arrays import table_rows
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import FitStatus, read_shipped_table
 from wattcast.core.units import show
@@ -31,7 +32,7 @@ from wattcast.explore.explorations import (
 from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
 from wattcast.explore.study import Columns, tabulate_points
-from wattcast.explore.sweep import BEST_COLUMNS, SweepResult, table_rows
+from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.report.figure_style import (
     MODULE_COLOURS,

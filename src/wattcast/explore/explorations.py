@@ -21,11 +21,12 @@ from typing import Any, Unpack, get_type_hints
 
 from wattcast import hardware
 from wattcast.core import units
+from wattcast.core.arrays import table_rows
 from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, unknown_name
 from wattcast.core.records import dataclass, field, replace
 from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
 from wattcast.explore.study import Study, tabulate_points
-from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep, table_rows
+from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.api import find_gpu

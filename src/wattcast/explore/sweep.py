@@ -139,12 +139,6 @@ def encode_parquet(columns: Mapping[str, npt.NDArray[Any]], compression: str = "
     return buffer.getvalue()
 
 
-def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
-    """Return columns as plain rows, for JSON."""
-    plain = {name: np.asarray(values).tolist() for name, values in columns.items()}
-    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
-
-
 def _write_json_parts(paths: list[Path], out: Path) -> None:
     """Write a list of objects, one part at a time."""
     with out.open("wb") as stream:

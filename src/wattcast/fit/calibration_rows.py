@@ -17,7 +17,6 @@ scores against them.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -31,7 +30,7 @@ from wattcast.core import units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
 from wattcast.core.records import dataclass, fields, replace
-from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.core.strict_files import decode_json, parse_csv, read_bytes
 from wattcast.fit.calibration import (
     AnalysedModel,
     Calibration,
@@ -230,7 +229,11 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
         plain = decode_json(data, list[dict[str, Any]], path.name)
         lines = [(f"{path.name}: row {i}", entry) for i, entry in enumerate(plain, start=1)]
     else:
-        lines = _read_csv(data, path.name)
+        table = parse_csv(data, path.name)
+        if "workload" not in table[0]:
+            raise bad_value(path.name, "a first line that names columns, workload among them", ", ".join(table[0]))
+        kept = ({name: cell for name, cell in row.items() if cell} for row in table)
+        lines = [(f"{path.name}: line {number}", row) for number, row in enumerate(kept, start=2)]
     if not 1 <= len(lines) <= MOST_ROWS:
         raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
     if set(lines[0][1]) == set(PUBLISHED_HEADER):
@@ -242,23 +245,6 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
         ]
         return [_check_measured(m, where, gpu) for (where, _), m in zip(lines, measured, strict=True)]
     return [_check_measured(_read_measured(entry, where, path.parent), where, gpu) for where, entry in lines]
-
-
-def _read_csv(data: bytes, where: str) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise bad_value(where, "UTF-8 text", f"byte {error.start} that is not") from None
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    if not reader.fieldnames or "workload" not in reader.fieldnames:
-        found = ", ".join(reader.fieldnames or ["nothing"])
-        raise bad_value(where, "a first line that names columns, workload among them", found)
-    rows = []
-    for number, line in enumerate(reader, start=2):
-        if None in line or None in line.values():
-            raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames)} cells", "more or fewer")
-        rows.append((f"{where}: line {number}", {k: v for k, v in line.items() if v not in ("", None)}))
-    return rows
 
 
 def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:

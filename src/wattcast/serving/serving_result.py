@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import units
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, table_rows
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import write_table
 from wattcast.core.records import dataclass, field
@@ -312,15 +312,9 @@ class ServingResult:
         steps_path = path.with_name(f"{path.stem}-steps.parquet")
         parts = [{"replica": np.full(len(r.segments["steps"]), i), **r.segments} for i, r in enumerate(self.runs)]
         steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        write_columns(path, columns)
-        write_columns(steps_path, steps)
+        write_table(path, table_rows(columns))
+        write_table(steps_path, table_rows(steps))
         return [path, steps_path]
-
-
-def write_columns(path: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write arrays of one length as a Parquet table."""
-    lists = {name: values.tolist() for name, values in columns.items()}
-    write_table(path, [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)])
 
 
 def percentiles(values: npt.ArrayLike, weights: Array | None = None) -> dict[str, float]:
