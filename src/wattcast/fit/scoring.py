@@ -49,16 +49,12 @@ def make_ledger_row(
     **more: Any,
 ) -> LedgerRow:
     """One row, numbers rounded as they are printed."""
-
-    def rounded(value: float | None) -> float | None:
-        return None if value is None else round(value, 2)
-
     return {
         "set": where,
         "quantity": quantity,
         "n": n,
-        "mape": rounded(mape),
-        "floor": rounded(floor),
+        "mape": None if mape is None else round(mape, 2),
+        "floor": None if floor is None else round(floor, 2),
         "published": published,
         "must": must,
         "aim": aim,
@@ -67,21 +63,14 @@ def make_ledger_row(
 
 
 def score_row(
-    where: str,
-    quantity: str,
-    found: Array,
-    true: Array,
-    floor: Array | None = None,
-    published: str | None = None,
-    must: float | None = None,
-    aim: float | None = None,
-    **more: Any,
+    where: str, quantity: str, found: Array, true: Array, floor: Array | None = None, *goals: Any, **more: Any
 ) -> LedgerRow:
-    """One row with the mean error of ``found`` against ``true``; ``floor`` is what a trivial model finds."""
+    """One row with the mean error of ``found`` against ``true``; ``floor`` is what a trivial model finds.
+
+    Further arguments are those of ``make_ledger_row``.
+    """
     least = None if floor is None else mean_percent_error(floor, true)
-    return make_ledger_row(
-        where, quantity, len(true), mean_percent_error(found, true), least, published, must, aim, **more
-    )
+    return make_ledger_row(where, quantity, len(true), mean_percent_error(found, true), least, *goals, **more)
 
 
 def make_absent_row(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, CodedColumn, Sweepable, index_distinct, map_distinct
-from wattcast.core.records import dataclass, field
+from wattcast.core.records import dataclass, field, fields
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
 from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
 
@@ -184,10 +184,7 @@ def join_work(parts: list[KernelWork]) -> KernelWork:
     return KernelWork(kernel_family, features=features, **columns)
 
 
-WORK_COLUMNS = (
-    *("units", "unit_flop", "steps", "launches", "l2_byte", "shared_byte", "dram_read_byte", "dram_write_byte"),
-    *("store_byte", "between_byte", "turn_element", "between_dram_byte", "slots", "padded_flop"),
-)
+WORK_COLUMNS = tuple(item.name for item in fields(KernelWork) if item.name not in ("kernel_family", "features"))
 
 
 @cache

@@ -184,7 +184,8 @@ def _join_experts(section: SectionWork, dims: Any, recipe: TrainingRecipe, token
         backward += [walk("mul", rows, 4, 4, 2, "broadcast"), walk("scale", rows, 4, 0, 2)]  # gradients of b and p
 
     def keep(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        return tuple(op for op in ops if not (fused and _activates_experts(op)))
+        named = ((op, op.function if isinstance(op, Elementwise) and "experts" in op.label else "") for op in ops)
+        return tuple(op for op, name in named if not (fused and name.endswith(_ACTIVATIONS)))
 
     return replace(
         section,
@@ -197,9 +198,7 @@ def _join_experts(section: SectionWork, dims: Any, recipe: TrainingRecipe, token
     )
 
 
-def _activates_experts(op: Operator) -> bool:
-    name = op.function if isinstance(op, Elementwise) and "experts" in op.label else ""
-    return name.endswith(("silu_mul", "gelu_mul", "silu_grad", "gelu_grad", "gelu_tanh_grad"))
+_ACTIVATIONS = ("silu_mul", "gelu_mul", "silu_grad", "gelu_grad", "gelu_tanh_grad")
 
 
 def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionWork:
