@@ -18,7 +18,8 @@ from wattcast.hardware import Gpu
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure, save_figure
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.host_times import EngineRecords, load_engine_records
-from wattcast.validate.model_checks import is_held_out, serve_again, tabulate_engine, trace_of
+from wattcast.serving.simulate_serving import serve_trace
+from wattcast.validate.model_checks import is_held_out, tabulate_engine, trace_of
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")
 
@@ -36,7 +37,7 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
         same = sorted((row for row in runs if row["model"] == model), key=lambda row: float(row["load"]))
         costs = tabulate_engine(engines[model], gpu, [trace_of(row, records) for row in same])
         for row, colour in zip(same, SERIES_COLOURS, strict=False):
-            result = serve_again(row, records, costs, settings)
+            result = serve_trace(trace_of(row, records), costs, settings)
             for axes, simulated, measured in zip(
                 panels[:, place], (result.ttft_s, result.tpot_s), _measured_times(records, row), strict=True
             ):

@@ -15,8 +15,8 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
 from wattcast.fit import database_fit, held_out
-from wattcast.fit.engine_fit import JudgedRows, judge_engine_rows
-from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, on_random_data
+from wattcast.fit.engine_fit import judge_engine_rows
+from wattcast.fit.kernel_rows import load_kernel_rows, on_random_data
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase
 from wattcast.hardware import Gpu
@@ -198,11 +198,21 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
     events, value = count_events(kernels)
     dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]
     l2, shared = (value[:, events.index(name)] for name in ("l2_byte", "shared_byte"))
-    predicted = {"DRAM": dram, "L2": l2, "shared": shared}
-    return [
-        _counter_row(gpu, name, found, np.array([measured[s][name] for s in specs]))
-        for name, found in predicted.items()
-    ]
+    found = []
+    for name, predicted in (("DRAM", dram), ("L2", l2), ("shared", shared)):
+        counted = np.array([measured[s][name] for s in specs])
+        at = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
+        ratio = predicted[at] / counted[at]
+        r = float(np.corrcoef(np.log(predicted[at]), np.log(counted[at]))[0, 1]) if at.sum() > 2 else float("nan")
+        more: dict[str, Any] = {
+            "median_ratio": round(float(np.median(ratio)), 3),
+            "r_of_logs": round(r, 4),
+            "wanted": [0.95, 1.05],
+            "left_out": int((~at).sum()),
+        }
+        error = float(100 * np.mean(np.abs(ratio - 1)))
+        found.append(make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more))
+    return found
 
 
 def _counted_bytes(gpu: str) -> dict[str, dict[str, float]]:
@@ -216,20 +226,6 @@ def _counted_bytes(gpu: str) -> dict[str, dict[str, float]]:
         banks = kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
         of["shared"] += _BANK_BYTE * banks
     return total
-
-
-def _counter_row(gpu: str, name: str, predicted: Array, measured: Array) -> LedgerRow:
-    at = (measured > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
-    ratio = predicted[at] / measured[at]
-    r = float(np.corrcoef(np.log(predicted[at]), np.log(measured[at]))[0, 1]) if at.sum() > 2 else float("nan")
-    more: dict[str, Any] = {
-        "median_ratio": round(float(np.median(ratio)), 3),
-        "r_of_logs": round(r, 4),
-        "wanted": [0.95, 1.05],
-        "left_out": int((~at).sum()),
-    }
-    error = float(100 * np.mean(np.abs(ratio - 1)))
-    return make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more)
 
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
@@ -260,7 +256,14 @@ def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
     found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in kinds}
     spread = database_fit.combine_spread(found)
     spreads = [_make_spread_row(where, quantity, found[quantity], spread) for quantity in kinds]
-    return spreads + [row for quantity in kinds for row in _make_common_rows(where, quantity, rows)]
+    for quantity in kinds:  # the share of kernels in common that lie within the spread that the other cards show
+        if left_out := database_fit.check_left_out_cards(rows, quantity):
+            inside = np.concatenate(list(left_out.values()))
+            more: dict[str, Any] = {"wanted": [85.0, 95.0], "coverage": round(100 * float(inside.mean()), 1)}
+            more |= {f"card_{name_of(card)}": round(100 * float(one.mean()), 1) for card, one in left_out.items()}
+            name = f"{quantity}, kernels in common, inside the spread that the other cards show"
+            spreads.append(make_ledger_row(where, name, int(inside.size), None, **more))
+    return spreads
 
 
 def _make_spread_row(
@@ -280,18 +283,6 @@ def _make_spread_row(
         more["from"] = spread.source
     rows = found.rows if isinstance(found, database_fit.CardComponents) else sum(s.rows for s in found)
     return make_ledger_row(where, f"{quantity}, deviation of another card", rows, None, **more)
-
-
-def _make_common_rows(where: str, quantity: str, rows: KernelRows) -> list[LedgerRow]:
-    """Return the share of kernels in common that lie within the spread that the other cards show."""
-    found = database_fit.check_left_out_cards(rows, quantity)
-    if not found:
-        return []
-    inside = np.concatenate(list(found.values()))
-    more: dict[str, Any] = {"wanted": [85.0, 95.0], "coverage": round(100 * float(inside.mean()), 1)}
-    more |= {f"card_{name_of(card)}": round(100 * float(one.mean()), 1) for card, one in found.items()}
-    name = f"{quantity}, kernels in common, inside the spread that the other cards show"
-    return [make_ledger_row(where, name, int(inside.size), None, **more)]
 
 
 def name_of(card: str) -> str:
@@ -357,11 +348,8 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
         return [make_absent_row(where, "latency", str(error), *_ENGINE_GOALS["latency"])]
     assert bundle is not None, "a GPU of the ledger has a bundle"
     assert rows.held_out is not None, "engine rows say which are held out"
-    kept = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
-    return _score_engine(where, judge_engine_rows(bundle, kept, hardware.load_gpu(gpu)))
-
-
-def _score_engine(where: str, judged: JudgedRows) -> list[LedgerRow]:
+    judgeable = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
+    judged = judge_engine_rows(bundle, judgeable, hardware.load_gpu(gpu))
     burst = np.array([kind == "burst" for kind in judged.kind])
     operator, form = np.array(judged.operator), np.array(judged.format)
     found = []

@@ -36,25 +36,17 @@ from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
 from wattcast.serving.host_times import COMPILED, REQUESTS_FILE, EngineRecords, load_engine_records
-from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.validate.kernel_checks import five_number_floor
 
 DRAWS = 5  # of launch times, for each traffic run
-STEP_GOALS = {  # must, aim: percent
+_LATENCY_GOALS = {"TPOT p50": (6.0, 3.0), "TPOT p99": (12.0, 6.0), "TTFT p50": (12.0, 6.0), "TTFT p99": (25.0, 12.0)}
+GOALS: dict[str, dict[str, tuple[float, float]]] = {  # of rows of a kind: must, aim in percent
     "decode": {"latency": (3.5, 2.0), "power": (3.0, 2.0), "energy": (4.0, 2.5)},
     "prefill": {"latency": (6.0, 2.0), "power": (3.0, 2.0), "energy": (6.0, 2.5)},
     "mixed": {},
-}
-TRAFFIC_GOALS = {
-    "TPOT p50": (6.0, 3.0),
-    "TPOT p99": (12.0, 6.0),
-    "TTFT p50": (12.0, 6.0),
-    "TTFT p99": (25.0, 12.0),
-    "throughput": (4.0, 2.0),
-    "power": (4.0, 2.5),
-    "energy per token": (5.0, 3.0),
+    "traffic": {**_LATENCY_GOALS, "throughput": (4.0, 2.0), "power": (4.0, 2.5), "energy per token": (5.0, 3.0)},
 }
 
 
@@ -82,21 +74,19 @@ class ComparedModels:
 def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> ComparedModels:
     """Predict every case as it was run; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    found = [_predict_case(case, gpu, bundle, top_hz) for case in cases]
+    alone = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    found = []
+    for case in cases:
+        used = alone if case.row.graph else bundle
+        p = predict_graph(case.graph, gpu, OperatingPoint(), used)
+        top = total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), used)
+        found.append((p.latency_s, p.power_w, p.clock_hz, float(top.power_w)))
     seconds, watts, hertz, top_w = (np.array(column) for column in zip(*found, strict=True))
     names = ("latency_s", "power_w", "sm_clock_hz")
     latency_s, power_w, clock_hz = (whole_models.measured_column(cases, attrgetter(name)) for name in names)
     graph = np.array([case.row.graph for case in cases])
     capped = np.array([whole_models.was_capped(case.row, top_hz) for case in cases])
     return ComparedModels(tuple(cases), latency_s, power_w, clock_hz, seconds, watts, hertz, top_w, graph, capped)
-
-
-def _predict_case(case: ModelCase, gpu: Gpu, bundle: Bundle, top_hz: float) -> tuple[float, ...]:
-    if case.row.graph:
-        bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
-    p = predict_graph(case.graph, gpu, OperatingPoint(), bundle)
-    top_w = float(total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), bundle).power_w)
-    return p.latency_s, p.power_w, p.clock_hz, top_w
 
 
 def model_rows(gpu: str, database: str | Path | None = None, bundle: Bundle | None = None) -> list[LedgerRow]:
@@ -139,11 +129,15 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
             more[name] = None if error is None else round(error, 2)
         return score(found.predicted_w, found.power_w, floor_w, quantity, mask, **more)
 
+    rows = [case.row for case in found.cases]
+    kinds = {name: np.array([r.phase == name for r in rows]) for name in dict.fromkeys(r.phase for r in rows)}
+    kinds |= {f"{name} attention": np.array([r.attention == name for r in rows]) for name in ("eager", "flash")}
+    kinds |= {name: np.array([r.model == name for r in rows]) for name in dict.fromkeys(r.model for r in rows)}
     energy_j, floor_j = found.predicted_s * found.predicted_w, floor_s * floor_w
     top_hz = np.full(len(at), float(np.mean(gpu.clocks.max_hz)))
     return [
         latency("latency", at, must=11.0, aim=7.0),
-        *(latency(f"latency, {name}", at & mask) for name, mask in _mask_kinds(found).items()),
+        *(latency(f"latency, {name}", at & mask) for name, mask in kinds.items() if mask.any()),
         latency("latency, not capped", free),
         latency("latency, capped", capped),
         power("power", at, must=4.5, aim=3.0),
@@ -152,15 +146,6 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
         score(energy_j, found.energy_j, floor_j, "energy", at),
         score(found.predicted_hz, found.clock_hz, top_hz, "clock", at & np.isfinite(found.clock_hz)),
     ]
-
-
-def _mask_kinds(found: ComparedModels) -> dict[str, Mask]:
-    """Return a mask for each phase, kind of attention and model."""
-    rows = [case.row for case in found.cases]
-    phases = {name: np.array([r.phase == name for r in rows]) for name in dict.fromkeys(r.phase for r in rows)}
-    kinds = {f"{name} attention": np.array([r.attention == name for r in rows]) for name in ("eager", "flash")}
-    models = {name: np.array([r.model == name for r in rows]) for name in dict.fromkeys(r.model for r in rows)}
-    return {name: mask for name, mask in {**phases, **kinds, **models}.items() if mask.any()}
 
 
 def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
@@ -210,7 +195,7 @@ def compare_serving(
     told_apart = {(row["model"], row["kind"] == "traffic") for row in records.rows if row.get("normal_weights")}
     engines = {row["model"]: row for row in records.select_kind("engine")}
     for model, engine in engines.items():
-        rows = [row for row in records.select_kind("decode", "prefill", "mixed", "traffic") if row["model"] == model]
+        rows = [row for row in records.select_kind(*GOALS) if row["model"] == model]
         rows = [row for row in rows if COMPILED not in (row["flags"] or "")]
         rows = [row for row in rows if row["normal_weights"] or (model, row["kind"] == "traffic") not in told_apart]
         kept = [row for row in rows if held_out is None or is_held_out(row) == held_out]
@@ -269,13 +254,9 @@ def _compare_traffic(
     """Serve the requests that were measured, at the moments they arrived: the mean over several draws of launches."""
     columns = {f"{name} {key}": f"{name.lower()}_s.{key}" for name in ("TPOT", "TTFT") for key in ("p50", "p99")}
     columns |= {"throughput": "output_tokens_per_s", "power": "power_w", "energy per token": "energy_j_per_token"}
-    draws = [serve_again(row, records, costs, replace(settings, seed=seed)) for seed in range(1, DRAWS + 1)]
-    found = [result.headline for result in draws]
+    trace = trace_of(row, records)
+    found = [serve_trace(trace, costs, replace(settings, seed=seed)).headline for seed in range(1, DRAWS + 1)]
     return {name: (row[key], float(np.mean([one[key] for one in found]))) for name, key in columns.items()}
-
-
-def serve_again(row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings) -> ServingResult:
-    return serve_trace(trace_of(row, records), costs, settings)
 
 
 def trace_of(row: Plain, records: EngineRecords) -> Trace:
@@ -311,9 +292,8 @@ def make_serving_rows(gpu: str, found: Sequence[ServingComparison], labels: Mapp
     """Return the mean absolute error of each quantity by kind of row and side of the split, which has a label."""
     rows: list[LedgerRow] = []
     for side, label in labels.items():
-        for kind in ("decode", "prefill", "mixed", "traffic"):
+        for kind, goals in GOALS.items():
             same = [one for one in found if one.kind == kind and one.held_out == side]
-            goals: dict[str, Any] = TRAFFIC_GOALS if kind == "traffic" else STEP_GOALS[kind]
             for quantity in same[0].values if same else ():
                 mape = float(np.mean([abs(one.error_percent(quantity)) for one in same]))
                 must, aim = goals.get(quantity, (None, None)) if side else (None, None)

@@ -90,9 +90,12 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
     entries = measured_energies.counted_rows(folder, gpu)
     chosen = _choose_rows([row for row, _ in entries], forecast_w, count)
     launches = measured_energies.read_operators(folder, gpu).select(np.isin(np.arange(len(entries)), chosen))
+    sm_count = float(measured_energies.measured_chip(gpu).design.sm_count)
+    activity = measured_energies.launches_to_activity(launches, sm_count)
+    power, place_of = measured_energies.measured_model(gpu)[2].model.power(activity), _read_places("component")
     parts = {
         "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
-        "components": _component_parts(launches, gpu),
+        "components": [_group_watts(power.parts, watts, place_of, SM) for watts in power.part_w],
     }
     found = []
     for k, i in enumerate(chosen):
@@ -212,13 +215,6 @@ def _group_watts(
     for part, value in zip(parts, watts.tolist(), strict=True):
         found[place_of.get(part, default)] += value
     return found
-
-
-def _component_parts(launches: measured_energies.CountedLaunches, gpu: str) -> list[dict[str, float]]:
-    sm_count = float(measured_energies.measured_chip(gpu).design.sm_count)
-    activity = measured_energies.launches_to_activity(launches, sm_count)
-    power = measured_energies.measured_model(gpu)[2].model.power(activity)
-    return [_group_watts(power.parts, watts, _read_places("component"), SM) for watts in power.part_w]
 
 
 def _counter_parts(
