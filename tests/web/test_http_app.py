@@ -22,7 +22,7 @@ from wattcast.web.answers import Answer
 from wattcast.web.http_app import HEADERS, make_app, read_body, serve_page
 from wattcast.web.live_stream import recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import WorkerPool, open_socket, run_pool
+from wattcast.web.worker_pool import WorkerPool, open_socket
 
 CASE = {"gpu": "h200", "model": "gpt2", "seq": 128}
 JSON = {"content-type": "application/json"}
@@ -205,7 +205,7 @@ def test_a_request_that_takes_too_long_is_stopped_and_the_next_is_answered() -> 
     heavy = json.dumps({"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}).encode()
 
     async def run() -> None:
-        async with run_pool(WorkerPool(1, limit_s=0.5)) as pool:
+        async with WorkerPool(1, limit_s=0.5) as pool:
             began_s = time.monotonic()
             stopped = await pool.ask("view", heavy)
             assert time.monotonic() - began_s < 30
@@ -223,7 +223,7 @@ def test_a_request_that_takes_too_long_is_stopped_and_the_next_is_answered() -> 
 
 def test_a_worker_that_dies_is_replaced() -> None:
     async def run() -> None:
-        async with run_pool(WorkerPool(1, limit_s=60)) as pool:
+        async with WorkerPool(1, limit_s=60) as pool:
             for process in list(pool._all):
                 process.kill()
             assert (await pool.ask("view", json.dumps(CASE).encode())).status == 500

@@ -133,7 +133,7 @@ def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = wo
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        async with worker_pool.run_pool(pool):
+        async with pool:
             for question in answers.FIRST_QUESTIONS:
                 await pool.ask(*question)
             yield

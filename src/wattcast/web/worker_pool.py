@@ -25,13 +25,13 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from wattcast.core.errors import MissingTool, Refused, bad_value
+from wattcast.measure.sampler import make_child_environment
 from wattcast.web.answers import FIRST_QUESTIONS, Answer, answer_request, make_refusal
 
 MOST_MEMORY_BYTE = 6 << 30  # of a worker
@@ -78,7 +78,7 @@ class AnswerCache:
 
 
 class WorkerPool:
-    """Workers that ``start`` starts; many tasks may call ``ask`` at once."""
+    """Workers that run for the length of an ``async with`` block, in which many tasks may call ``ask`` at once."""
 
     def __init__(self, workers: int = 2, limit_s: float = LIMIT_S) -> None:
         self._wanted, self._limit_s = workers, limit_s
@@ -90,13 +90,12 @@ class WorkerPool:
         self._answers = AnswerCache()
         self.ended = 0  # workers that had to be ended
 
-    async def start(self) -> None:
-        """Start all workers and return when they are ready."""
+    async def __aenter__(self) -> WorkerPool:
         for process in await asyncio.gather(*(self._start_worker() for _ in range(self._wanted))):
             self._give_back(process, large=False)
+        return self
 
-    async def stop(self) -> None:
-        """End all workers."""
+    async def __aexit__(self, *_: object) -> None:
         for task in list(self._renewing):
             task.cancel()
         for process in list(self._all):
@@ -176,14 +175,12 @@ class WorkerPool:
             await asyncio.sleep(1.0)
 
     async def _start_worker(self) -> asyncio.subprocess.Process:
-        package = str(Path(__file__).parents[2])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "wattcast.web.worker_pool"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | one | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=make_child_environment() | one,
         )
         self._all.add(process)
         try:
@@ -206,16 +203,6 @@ async def _frame(process: asyncio.subprocess.Process) -> bytes:
     assert process.stdout is not None
     (length,) = struct.unpack("!I", await process.stdout.readexactly(4))
     return await process.stdout.readexactly(length)
-
-
-@contextlib.asynccontextmanager
-async def run_pool(pool: WorkerPool) -> AsyncIterator[WorkerPool]:
-    """Run a pool for the length of a block."""
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.stop()
 
 
 def run_worker() -> int:
