@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.sax.saxutils import quoteattr
 
 import msgspec
@@ -31,7 +31,7 @@ from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.component_power import STATIC_NAMES
 
 ParameterValue = float | tuple[int, ...]
-ARCHITECTURE_FORM = "architecture"
+
 MAX_XML_BYTE = 4 << 20
 MAX_XML_DEPTH = 32
 MAX_XML_ELEMENTS = 20_000
@@ -174,7 +174,7 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
 
     known = known_parameters()
     plain = {
-        "wattcast": ARCHITECTURE_FORM,
+        "wattcast": "architecture",
         "name": architecture.name,
         "dialect": architecture.dialect.value,
         "parameters": {name: text(known[name], value) for name, value in architecture.parameters.items()},
@@ -320,7 +320,7 @@ def _format_parameter(value: ParameterValue) -> str:
 
 
 class _ArchitectureFile(msgspec.Struct, forbid_unknown_fields=True):
-    wattcast: str
+    wattcast: Literal["architecture"]
     name: str
     dialect: SimulatorDialect
     parameters: dict[str, str | float | int | list[int]]
@@ -334,8 +334,7 @@ class _ArchitectureFile(msgspec.Struct, forbid_unknown_fields=True):
 def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
     """Read our YAML form; parameters may have the manual's own spelling."""
     file = decode_yaml(data, _ArchitectureFile, where)
-    if file.wattcast != ARCHITECTURE_FORM:
-        raise bad_value(f"{where}: wattcast", repr(ARCHITECTURE_FORM), file.wattcast)
+
     known = known_parameters()
     spelled = {p.manual: p.name for p in known.values() if p.manual}
     params: dict[str, dict[str, str]] = {"system": {}}

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,7 +25,6 @@ from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, rea
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
 
-ENERGIES_FORM, COMPONENTS_FORM = "energies", "components"
 DUTY, IDLE = "PIPE_A", "IDLE_CORE_N"
 _MAX_BYTE = 1 << 20
 _NO_ENERGY = ("CONST_DYNAMICN", "constant_power")  # rows that stand for constants
@@ -168,7 +167,7 @@ class _LeakageTexts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _EnergyFile(msgspec.Struct, forbid_unknown_fields=True):
-    wattcast: str
+    wattcast: Literal["energies"]
     name: str
     source: str
     reference_clock: str
@@ -182,8 +181,7 @@ class _EnergyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     file = decode_yaml(data, _EnergyFile, where)
-    if file.wattcast != ENERGIES_FORM:
-        raise bad_value(f"{where}: wattcast", repr(ENERGIES_FORM), file.wattcast)
+
     if unknown := set(file.coalescer) - {"read", "write"}:
         raise bad_value(f"{where}: coalescer", "read and write", ", ".join(sorted(unknown)))
 
@@ -217,7 +215,7 @@ def format_energy_table(table: EnergyTable) -> bytes:
         return {"value": f"{value!r} {unit}", "source": table.source}
 
     plain: dict[str, Any] = {
-        "wattcast": ENERGIES_FORM,
+        "wattcast": "energies",
         "name": table.name,
         "source": table.source or "not said",
         "reference_clock": f"{table.reference_clock_hz!r} Hz",
@@ -297,7 +295,7 @@ class _ComponentFile(msgspec.Struct, forbid_unknown_fields=True):
     components: list[_ComponentEntry]
     steady_leaves_out: tuple[str, ...] = ()
     no_comma: tuple[str, ...] = ()
-    wattcast: str = COMPONENTS_FORM
+    wattcast: Literal["components"] = "components"
 
 
 def read_component_set(dialect: SimulatorDialect, compat: bool = False, more: Sequence[Path] = ()) -> ComponentSet:
@@ -306,10 +304,7 @@ def read_component_set(dialect: SimulatorDialect, compat: bool = False, more: Se
     base = decode_yaml(own, _ComponentFile, f"{dialect}.yaml")
     read = {f"{dialect}.yaml": base}
     for path in more:
-        file = decode_yaml(read_bytes(path, _MAX_BYTE), _ComponentFile, path.name)
-        if file.wattcast != COMPONENTS_FORM:
-            raise bad_value(f"{path.name}: wattcast", repr(COMPONENTS_FORM), file.wattcast)
-        read[str(path)] = file
+        read[str(path)] = decode_yaml(read_bytes(path, _MAX_BYTE), _ComponentFile, path.name)
     found: dict[str, ChipComponent] = {}
     for where, file in read.items():
         for entry in file.components:

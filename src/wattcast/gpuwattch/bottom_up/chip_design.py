@@ -178,13 +178,6 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
     )
 
 
-def count_tag_bits(cache: CacheShape, address_bit: int) -> int:
-    """Return the tag bits of a way: address less index and offset, five state bits, in groups of four (CACTI 6.5)."""
-    sets = cache.capacity_byte // (cache.block_byte * cache.ways)
-    bits = address_bit - ceil(log2(sets)) - ceil(log2(cache.block_byte)) + 5
-    return 4 * ceil(max(bits, 1) / 4)
-
-
 class _FileNumbers:
     """Reads numbers of an architecture file and notes where McPAT's defaults fill gaps."""
 
@@ -411,9 +404,8 @@ class BuiltChip:
         lines = [chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, register_bit, 8)]
         self.decoders = sum(lines, CircuitCost())
         self.latch = chip_units.latch_cost(tech)
-        self.latches = chip_units.count_pipeline_latches(
-            warps, d.issue, 1, d.decode, d.opcode_bit, register_bit, d.instruction_bit, d.depth
-        )
+        sizes = d.opcode_bit, register_bit, d.instruction_bit
+        self.latches = chip_units.count_pipeline_latches(warps, d.issue, d.decode, *sizes, d.depth)
         self.alu, self.fpu, self.sfu = (chip_units.functional_unit_cost(tech, unit) for unit in ("alu", d.fpu, "sfu"))
         self.rest = chip_units.unmodelled_core_cost(tech, d.depth, warps)
         self.router = chip_units.router_cost(tech, d.router)
@@ -460,8 +452,11 @@ def _cache_cost(
     A first-level cache reads all ways while it looks up the tags; an L2 slice reads its tags first, then one way,
     half a line at a time.
     """
+    # the tag of a way is the address less index and offset, and state bits, in groups of four (CACTI 6.5)
+    sets = shape.capacity_byte // (shape.block_byte * shape.ways)
+    tag_bit = design.address_bit - ceil(log2(sets)) - ceil(log2(shape.block_byte)) + _STATE_BIT
     sram = _cache_array(shape, name, ports, design.toggle)
-    sram = replace(sram, tag_bit=count_tag_bits(shape, design.address_bit), sequential=is_l2)
+    sram = replace(sram, tag_bit=4 * ceil(max(tag_bit, 1) / 4), sequential=is_l2)
     if is_l2:
         sram = replace(sram, output_bit=4 * shape.block_byte)
     array = sram_cost(tech, sram)

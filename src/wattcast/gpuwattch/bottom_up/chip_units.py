@@ -186,13 +186,13 @@ def latch_cost(tech: Technology) -> CircuitCost:
 
 
 def count_pipeline_latches(
-    warps: int, issue: int, fetch: int, decode: int, opcode_bit: int, register_bit: int, word_bit: int, depth: int
+    warps: int, issue: int, decode: int, opcode_bit: int, register_bit: int, word_bit: int, depth: int
 ) -> float:
     """Count the latches of an in-order multithreaded pipeline, half as many again for control (McPAT 0.8).
 
-    Program counters, fetched and decoded instructions and thread states once a warp; operands once an issue.
+    Program counters, a fetched and the decoded instructions and thread states once a warp; operands once an issue.
     """
-    per_warp = 2 * word_bit + fetch * 2 * word_bit + 8 + decode * (4 * word_bit + 2**opcode_bit)
+    per_warp = 4 * word_bit + 8 + decode * (4 * word_bit + 2**opcode_bit)
     per_issue = 3 * register_bit + 2 * (2**opcode_bit + 16 * word_bit) + 2 * word_bit
     bits = 1.5 * (per_warp * warps + per_issue * issue)
     return float(bits / 6.0 * max(depth, 6))
