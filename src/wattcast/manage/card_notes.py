@@ -94,7 +94,10 @@ def apply_settings(
 
 
 def restore_card(card: NvmlCard, note: CardNote) -> None:
-    """Give every knob that was touched back what it had; raises the last error after trying all of them."""
+    """Give every knob that was touched back what it had, and remove the note.
+
+    Where some did not take it, the note stays, and the last error is raised after trying all of them.
+    """
     failed: Exception | None = None
     for knob, field in KNOB_FIELDS.items():
         if knob in note.changed:
@@ -104,6 +107,7 @@ def restore_card(card: NvmlCard, note: CardNote) -> None:
                 failed = error
     if failed is not None:
         raise failed
+    note_path(note.uuid).unlink(missing_ok=True)
 
 
 def find_earlier_settings(card: NvmlCard, locked_hz: float | None) -> CardSettings:
@@ -155,11 +159,6 @@ def save_note(note: CardNote) -> None:
         write_whole(note_path(note.uuid), msgspec.json.encode(note))
     except BadInput as error:
         raise Refused(f"nothing is set that cannot be noted first: {error}") from None
-
-
-def remove_note(uuid: str) -> None:
-    """Remove the note of a card."""
-    note_path(uuid).unlink(missing_ok=True)
 
 
 def read_note(uuid: str) -> CardNote | None:

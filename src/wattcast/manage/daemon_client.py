@@ -144,7 +144,7 @@ def restore_leftovers(
             lock = card_notes.lock_card(card.uuid)
             try:
                 card_notes.restore_card(card, note)
-                card_notes.remove_note(card.uuid)
+
                 say(f"{card.name} has back what it had: {note.before.describe()}")
             finally:
                 os.close(lock)

@@ -204,12 +204,6 @@ class LivePlant:
         power_w = joules / span_s if is_counted else float(end.reading.power_w)
         return Observation(PROGRAM_KERNEL, settings, seconds, power_w, work, None, stale, held_hz)
 
-    def add_to_totals(self, seen: Observation) -> None:
-        """Add a period to the totals of its settings where its clock is known."""
-        if seen.usable and seen.core_hz > 0:  # False for NaN
-            each = seen.duration_s * np.array([1.0, seen.work / seen.duration_s, seen.power_w, seen.core_hz])
-            self.totals[seen.settings] = self.totals.get(seen.settings, 0.0) + each
-
     def _set_knobs(self, settings: Settings) -> bool:
         """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""
         if settings == self.default and self._now is None and not self._worked:
@@ -335,10 +329,10 @@ def control_plant(
             held, searched = None, 0
         if held is not None:
             wanted = pairs.choose(held, plant.default)
-        observation = plant.run(wanted)
+        seen = plant.run(wanted)
         if not plant.controlled or plant.lattice is not lattice:
             continue
-        if warm_up > 0 and observation.usable:
+        if warm_up > 0 and seen.usable:
             warm_up -= 1
             if warm_up == 0 and advise is not None and (hint := advise(plant.reading, lattice)) is not None:
                 controller = replace(controller, hint={PROGRAM_KERNEL: hint})
@@ -346,9 +340,11 @@ def control_plant(
             state, held = controller.start(), None
         else:
             searched += held is None
-            pairs.record(observation)
-            plant.add_to_totals(observation)
-            state, _ = controller.step(state, observation)
+            pairs.record(seen)
+            state, _ = controller.step(state, seen)
+            if seen.usable and seen.core_hz > 0:  # False for NaN
+                each = seen.duration_s * np.array([1.0, seen.work / seen.duration_s, seen.power_w, seen.core_hz])
+                plant.totals[seen.settings] = plant.totals.get(seen.settings, 0.0) + each
     return pairs.measure() if plant.controlled and held != plant.default else None
 
 

@@ -119,12 +119,10 @@ class Harmonia:
         else:
             move = self._choose_move(memory, runs)
             rest = 0 if move.why == TRADING else tuning.rest
-        _, _, _, beliefs, bins, target, _, _, _, odd, _, _ = memory
-        if move.why in (STEP, TRADING):
-            target = None  # a coarse step that the cap refused until now is not looked at again
-        to, settled, why, turn = move
-        last = observation.settings
-        memory = PhaseMemory(to, why, runs, beliefs, bins, target, last, settled, rest, odd, 0, turn)
+        # after these moves, a coarse step that the cap refused until now is not looked at again
+        target = None if move.why in (STEP, TRADING) else memory.target
+        (to, settled, why, turn), last, (beliefs, bins) = move, observation.settings, (memory.beliefs, memory.bins)
+        memory = PhaseMemory(to, why, runs, beliefs, bins, target, last, settled, rest, memory.odd, 0, turn)
         return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
     def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
