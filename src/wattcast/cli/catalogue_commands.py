@@ -168,11 +168,15 @@ def show_model(workload: str, capacity: str | None = None, **options: Any) -> Co
 @command("models save", MODEL_OPTIONS)
 def save_model(env: Environment, workload: str, file: Path, **options: Any) -> CommandOutput:
     """Save a workload as JSON that `predict` and `models show` take back."""
+    import msgspec
+
+    from wattcast.core.whole_files import write_whole
     from wattcast.workload.model_options import ModelOptions
     from wattcast.workload.readers import from_json, load_workload
 
     graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
-    from_json.write_workload_file(graph, file)
+    plain = msgspec.json.encode(from_json.graph_to_plain(graph))
+    write_whole(file, msgspec.json.format(plain, indent=1) + b"\n")
     env.say(f"{graph.name} saved: {file}")
     return CommandOutput({"name": graph.name, "file": str(file), "blocks": len(graph.blocks)}, "")
 

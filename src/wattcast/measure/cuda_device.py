@@ -146,11 +146,6 @@ class CudaDevice:
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major == 9 else ''}"
 
-    @property
-    def free_byte(self) -> int:
-        """Memory not yet taken."""
-        return int(self.call("cuMemGetInfo"))
-
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a driver function by name and return its value, or raise an error that names it."""
         return self.check(getattr(self.driver, name)(*arguments), name)

@@ -195,7 +195,7 @@ class DeviceBuffers:
     @classmethod
     def allocate(cls, device: CudaDevice, most: int = 4 << 30) -> DeviceBuffers:
         """Allocate, fill and verify buffers of at most ``most`` bytes and a quarter of the free memory each."""
-        size = min(most, device.free_byte // 4) >> 21 << 21
+        size = min(most, int(device.call("cuMemGetInfo")) // 4) >> 21 << 21  # of the memory not yet taken
         if size < 4 * device.l2_byte:
             raise CudaError(
                 f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "

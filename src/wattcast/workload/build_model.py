@@ -69,7 +69,9 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     training, dtype = options.phase is WorkloadPhase.TRAIN, model_options.activation_dtype(options)
     if options.pp > 1:  # activations go forward to the next stage, gradients backward
         layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
-        byte, stride = layers.outputs[0].storage.byte, options.pipeline_stride
+        # between neighbouring stages: replicas stand outermost in serving, stages in training
+        stride = options.tp * options.cp * (options.dp if training else 1)
+        byte = layers.outputs[0].storage.byte
         op = Collective("send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline")
         blocks.append(Block((op,), 1, "pipeline"))
     if options.dp > 1 and training:  # replicas sum their gradients, once a step
@@ -162,7 +164,7 @@ def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryF
     the weights, AdamW's two moments twice that.
     """
     training = options.phase is WorkloadPhase.TRAIN
-    weights = programs[0].parameter_byte
+    weights = sum(sum([p.storage.byte for p in s.tape.parameters]) * s.repeat for s in programs[0].sections)
     return MemoryFootprint(
         weight_byte=weights,
         cache_byte=max(program.cache_byte for program in programs),

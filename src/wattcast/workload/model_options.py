@@ -184,11 +184,6 @@ class ModelOptions:
         """GPUs of all groups; experts are shared by GPUs that are there anyway."""
         return self.tp * self.pp * self.dp * self.cp
 
-    @property
-    def pipeline_stride(self) -> int:
-        """GPUs between those of neighbouring stages: replicas stand outermost in serving, stages in training."""
-        return self.tp * self.cp * (self.dp if self.phase is WorkloadPhase.TRAIN else 1)
-
 
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import ceil
 from typing import TypeAlias
 
-from wattcast.core.records import dataclass, field
+from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
@@ -150,7 +150,7 @@ class Program:
     ) -> list[Tensor]:
         """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next section."""
         tape = Tape(self.training, self.tf32, label=label, frozen=self.frozen)
-        adopted = [tape.adopt(t) for t in inputs]
+        adopted = [replace(t, tape=tape, needs_grad=self.training and t.needs_grad) for t in inputs]
         result = body(tape, *adopted)
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if self.training and self.frozen and not inputs:
@@ -223,11 +223,6 @@ class Program:
     def parameter_count(self) -> int:
         """Weights of the model."""
         return sum(sum([p.numel for p in s.tape.parameters]) * s.repeat for s in self.sections)
-
-    @property
-    def parameter_byte(self) -> int:
-        """Bytes of all weights."""
-        return sum(sum([p.storage.byte for p in s.tape.parameters]) * s.repeat for s in self.sections)
 
 
 def _list_operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TypeAlias
 
-from wattcast.core.records import dataclass, field, replace
+from wattcast.core.records import dataclass, field
 from wattcast.core.units import Dtype
 from wattcast.workload import memory_layout
 from wattcast.workload.memory_layout import Extents, Operand, Shape, contiguous_strides, describe_pointwise
@@ -268,10 +268,6 @@ class Tape:
         weight.storage.resident, weight.needs_grad = True, self.training and (trainable or not self.frozen)
         (self.tied if tied else self.parameters).append(weight)
         return weight
-
-    def adopt(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of another tape as an input of this one."""
-        return replace(tensor, tape=self, needs_grad=self.training and tensor.needs_grad)
 
     def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         """Append an operator, which must be new, under the current label."""

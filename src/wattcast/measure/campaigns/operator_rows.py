@@ -39,11 +39,7 @@ class CapturedGraph:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.drop()
-
-    def drop(self) -> None:
-        """Give its memory back to the shared pool."""
-        self.graph.reset()
+        self.graph.reset()  # its memory goes back to the shared pool
 
 
 class CampaignGpu(campaign_engine.TorchDevice):

@@ -36,7 +36,11 @@ def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
 
     def whole(tape: Tape) -> Tensor:
         """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
-        time = _embed_time(run, tape, dims.widths[0])
+        with tape.scope("time"):  # sines and cosines of the step number, passed through two layers
+            rates = pointwise("exp", pointwise("scale", fill(tape, (dims.widths[0] // 2,), Dtype.FP32)))
+            angle = pointwise("mul", tape.empty((run.batch, 1), Dtype.FP32), rates)
+            waves = cat([pointwise("sin", angle), pointwise("cos", angle)], -1).to(run.dtype)
+            time = _embed_vector(run, waves, 4 * dims.widths[0])
         if dims.added:
             time = time + _embed_vector(run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0])
         text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
@@ -66,15 +70,6 @@ def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
 
     program.section("unet", whole)
     return program
-
-
-def _embed_time(run: PassSettings, tape: Tape, width: int) -> Tensor:
-    """Turn the step number into sines and cosines and pass them through two layers."""
-    with tape.scope("time"):
-        rates = pointwise("exp", pointwise("scale", fill(tape, (width // 2,), Dtype.FP32)))
-        angle = pointwise("mul", tape.empty((run.batch, 1), Dtype.FP32), rates)
-        waves = cat([pointwise("sin", angle), pointwise("cos", angle)], -1).to(run.dtype)
-        return _embed_vector(run, waves, 4 * width)
 
 
 def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "silu") -> Tensor:

@@ -261,7 +261,7 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
     """
     if run.training:
         raise bad_value("phase", "prefill, decode or generate: gradients of sequence scans are not known", "train")
-    tape, hidden = x.tape, x.shape[-1]
+    tape, (batch, length, hidden) = x.tape, x.shape
     x = functional.enter_parallel(x, run.tp)
     heads, groups = dims.heads // run.tp, max(dims.key_heads // run.tp, 1)
     inner, keys = heads * dims.value_dim, groups * dims.key_dim
@@ -290,10 +290,15 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         for _ in range(3 if rule == "mamba2" else 2):  # decay, its step's offset, and Mamba-2's skip
             tape.parameter(heads, dtype=run.dtype)
         mixed = _convolve_tokens(dims, run, mixed) if dims.kernel else mixed
-    out = mixed if rule == "conv" else _scan_tokens(dims, rule, run, mixed, heads, groups)
     if rule == "conv":
-        out = pointwise("mul", gate, out)
-    elif dims.norm and rule != "mamba":
+        out = pointwise("mul", gate, mixed)
+        return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
+    # the state of each head is carried along the tokens and stays in the cache
+    tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * x.dtype.byte if run.cached else 0
+    sizes = batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length)
+    scan = StateScan(*sizes, rule, resumed=run.past > 0, dtype=mixed.dtype)
+    out = tape.launch(scan, (mixed,), (batch, length, heads * dims.value_dim))
+    if dims.norm and rule != "mamba":
         dim = dims.value_dim if rule == "delta" else inner
         tape.parameter(dim, dtype=run.dtype)
         byte = out.numel * x.dtype.byte
@@ -311,12 +316,3 @@ def _convolve_tokens(dims: layers.StateDims, run: PassSettings, x: Tensor) -> Te
     weights += [tape.parameter(channels, dtype=run.dtype)] if dims.conv_bias else []
     tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte if run.cached else 0
     return tape.launch(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (x, *weights), x.shape)
-
-
-def _scan_tokens(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor, heads: int, groups: int) -> Tensor:
-    """Carry the state of each head along the tokens; it stays in the cache."""
-    tape, (batch, length) = x.tape, x.shape[:2]
-    tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * x.dtype.byte if run.cached else 0
-    sizes = batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length)
-    op = StateScan(*sizes, rule, resumed=run.past > 0, dtype=x.dtype)
-    return tape.launch(op, (x,), (batch, length, heads * dims.value_dim))

@@ -12,7 +12,6 @@ from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache, reduce
 from itertools import chain, groupby
 from operator import or_
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -92,13 +91,6 @@ def parse_workload(data: bytes, where: str) -> Graph:
         if value is not None and value < 1:
             raise bad_value(f"{where}: {name}", "a whole number of at least 1", value)
     return Graph(file.name, tuple(blocks), **{item.name: getattr(file, item.name) for item in _TOLD})
-
-
-def write_workload_file(graph: Graph, path: Path) -> None:
-    """Save a graph as workload JSON, replacing the file only when the new one is whole."""
-    from wattcast.core.whole_files import write_whole  # predictions only read
-
-    write_whole(path, msgspec.json.format(msgspec.json.encode(graph_to_plain(graph)), indent=1) + b"\n")
 
 
 def graph_to_plain(graph: Graph) -> dict[str, Any]:

@@ -45,7 +45,13 @@ def capture(
     sum of the first tensor) and, with ``step``, one fused AdamW step. The kernels are those of PyTorch eager, in the
     formats of the module: ``capture(module.to(torch.bfloat16), ...)``; ``tf32``: products of fp32 run in TF32.
     """
-    torch = _import_torch()
+    try:
+        torch = import_module("torch")
+    except ImportError:
+        raise MissingTool(
+            "capturing a PyTorch module needs PyTorch. Install it: pip install 'wattcast[torch]', or give a Hugging "
+            "Face config.json, a model's name or a profiler trace."
+        ) from None
     recorder = _make_recorder(torch, module, tf32)
     given = _make_inputs(torch, module, inputs)
     args, kwargs = import_module("torch.utils._pytree").tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
@@ -317,13 +323,3 @@ def _without_data(torch: Any, module: Any) -> tuple[Callable[..., Any], list[Any
     empty = {name: t.detach().to("meta").requires_grad_(t.requires_grad) for name, t in named.items()}
     run = lambda *args, **kwargs: torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)  # noqa: E731
     return run, list(empty.values())
-
-
-def _import_torch() -> Any:
-    try:
-        return import_module("torch")
-    except ImportError:
-        raise MissingTool(
-            "capturing a PyTorch module needs PyTorch. Install it: pip install 'wattcast[torch]', or give a Hugging "
-            "Face config.json, a model's name or a profiler trace."
-        ) from None
