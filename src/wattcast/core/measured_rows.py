@@ -197,7 +197,7 @@ class Journal:
     def ids(self) -> set[str]:
         """Ids of complete rows without an error; a re-run skips these."""
         if self._ids is None:
-            rows = read_lines(self.path) if self.path.exists() else iter(())
+            rows = read_lines(self.path, missing_ok=True)
             self._ids = {str(row[self.key]) for row in rows if row.get(self.key) and not row.get("error")}
         return self._ids
 
@@ -245,8 +245,10 @@ def read_shipped_table(package: str, *place: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines(), restval=""))
 
 
-def read_lines(path: Path) -> Iterator[Plain]:
+def read_lines(path: Path, missing_ok: bool = False) -> Iterator[Plain]:
     """Yield the rows of a JSON Lines file; a line torn by a crash is passed over, other damage is not."""
+    if missing_ok and not path.exists():
+        return
     with path.open("rb") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(_MOST_BYTE), b""), start=1):
             if not line.strip():

@@ -304,7 +304,7 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
     lines: list[CounterLine] = []
     for path in (folder / name for name in RESULT_FILES):
         latest: dict[str, Plain] = {}
-        for row in read_lines(path) if path.is_file() else ():
+        for row in read_lines(path, missing_ok=True):
             version = counted.get(_counted_kernel(str(row.get("name"))), row).get("version", 1)
             usable = not row.get("error") and row.get("power_w") and not row.get("repeat")
             if usable and int(row.get("version", 1)) == int(version):

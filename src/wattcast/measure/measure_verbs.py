@@ -180,7 +180,7 @@ def engine(
     )
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
-    rows = read_lines(out / "rows.jsonl") if (out / "rows.jsonl").exists() else ()
+    rows = read_lines(out / "rows.jsonl", missing_ok=True)
     lines = [*map(engine_campaign.describe_row, rows), *(f"{name}: {count}" for name, count in counts.items())]
     code = ExitCode.FAILED if counts.get("models broken off") else ExitCode.OK
     return VerbResult(counts, "\n".join(lines), exit_code=code)

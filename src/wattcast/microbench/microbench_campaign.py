@@ -64,7 +64,7 @@ class MicroCampaign:
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.out / f"{self.kind}.jsonl")
-        failed = [row for row in _read_rows(self.journal.path) if row.get("error")]
+        failed = [row for row in read_lines(self.journal.path, missing_ok=True) if row.get("error")]
         self.failed = {str(row.get("id")) for row in failed if str(row.get("date", "")) >= self.since}
 
     def run(self, tasks: Sequence[MicroTask]) -> None:
@@ -175,14 +175,10 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _read_rows(path: Path) -> list[Plain]:
-    return list(read_lines(path)) if path.exists() else []
-
-
 def count_rows(path: Path) -> Counter[str]:
     """Count the rows on file: measured, failed, flagged."""
     latest: dict[str, Plain] = {}
-    for row in _read_rows(path):
+    for row in read_lines(path, missing_ok=True):
         if row.get("id") not in latest or not row.get("error"):
             latest[str(row.get("id"))] = row
     counts = Counter("failed" if row.get("error") else "measured" for row in latest.values())
@@ -192,7 +188,7 @@ def count_rows(path: Path) -> Counter[str]:
 
 def list_failures(path: Path) -> dict[str, str]:
     """List rows that failed and were not measured later, with their errors."""
-    latest = {str(row.get("id")): str(row.get("error", "")) for row in _read_rows(path)}
+    latest = {str(row.get("id")): str(row.get("error", "")) for row in read_lines(path, missing_ok=True)}
     return {name: error for name, error in latest.items() if error}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from wattcast.core import files
 from wattcast.core.errors import BadInput, MissingSpecification, bad_value
-from wattcast.core.measured_rows import Plain, read_lines, read_shipped_table
+from wattcast.core.measured_rows import read_lines, read_shipped_table
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import Dtype
 
@@ -141,18 +141,14 @@ def read_results(path: Path) -> tuple[MicroRow, ...]:
     newest: dict[str, int] = {}
     for r in found:
         newest[r.name] = max(newest.get(r.name, 1), r.version)
-    cards = {str(run.get("run")): str(run.get("card_uuid", "")) for run in _read_runs(file.parent)}
+    runs = read_lines(file.parent / "runs.jsonl", missing_ok=True)
+    cards = {str(run.get("run")): str(run.get("card_uuid", "")) for run in runs}
     return tuple(replace(r, card=cards.get(r.run, "")) for r in found if r.version == newest[r.name])
-
-
-def _read_runs(folder: Path) -> list[Plain]:
-    file = folder / "runs.jsonl"
-    return list(read_lines(file)) if file.is_file() else []
 
 
 def describe_card(path: Path) -> str:
     """Describe card, driver and date of the runs in a folder, for captions; empty where they are not on file."""
-    runs = _read_runs(path if path.is_dir() else path.parent)
+    runs = list(read_lines((path if path.is_dir() else path.parent) / "runs.jsonl", missing_ok=True))
     if not runs:
         return ""
     last = runs[-1]

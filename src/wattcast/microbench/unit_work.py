@@ -338,7 +338,7 @@ def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: P
 def read_counted_ids(out: Path) -> set[str]:
     """Return the kernels whose counters are on file for their present version."""
     path, now = out / "microbench_counters.jsonl", {b.name: b.version for b in list_benchmarks()}
-    rows = read_lines(path) if path.exists() else ()
+    rows = read_lines(path, missing_ok=True)
     return {str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)}
 
 

@@ -107,7 +107,7 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
 
 def _read_named(path: Path, *names: str) -> list[Plain]:
     """Return the lines of a file, each of which has text or a number under these names."""
-    rows = list(read_lines(path)) if path.exists() else []
+    rows = list(read_lines(path, missing_ok=True))
     for row in rows:
         if not all(isinstance(row.get(name), str | int) for name in names):
             raise bad_value(str(path), f"rows with {', '.join(names)}", ", ".join(row) or "none")
