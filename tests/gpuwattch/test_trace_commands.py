@@ -110,7 +110,7 @@ def test_clock_steps_and_conversion(verb, chip: list[str], write_trace: TraceMak
         ("sample,clock\n0,fast\n", "line 2: clock"),
         ("sample,clock\n0,0 Hz\n", "above zero"),
         ("time,clock\n0,1 GHz\n", "header"),
-        ("sample,clock\n", "at least one step"),
+        ("sample,clock\n", "rows below a header"),
     ):
         steps.write_text(text)
         code, _, said = verb("lab", "power-trace", *argv, "--dvfs", str(steps))

@@ -106,14 +106,19 @@ def _convert(plain: object, kind: type[T], where: str) -> T:
 
 def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
     """Return the lines of a table below its header, of which there is one at least, all of the same width."""
-    text = data.decode("utf-8-sig", "replace")
-    reader = csv.DictReader(io.StringIO(text, newline=None), skipinitialspace=True)
-    rows = list(reader)
+    text = io.StringIO(data.decode("utf-8-sig", "replace"), newline=None)
+    reader = csv.DictReader(text, skipinitialspace=True)
+    try:
+        rows, names = list(reader), reader.fieldnames or ()
+    except csv.Error as error:  # a field without an end
+        raise bad_value(where, "a table with a header and commas", str(error)) from None
+    if len(set(names)) != len(names):
+        raise bad_value(f"{where}: line 1", "columns of different names", ",".join(names))
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
-            raise bad_value(f"{where}: line {number}", f"{len(reader.fieldnames or ())} cells", "more or fewer")
+            raise bad_value(f"{where}: line {number}", f"{len(names)} cells", "more or fewer")
     if not rows:
-        raise bad_value(where, "rows below a line that names columns", "none")
+        raise bad_value(where, "rows below a header that names columns", "none")
     return rows
 
 

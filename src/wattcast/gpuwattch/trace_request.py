@@ -6,9 +6,7 @@ counters of whole kernels: hardware counters, power reports, and statistics that
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import encode_csv, read_bytes
+from wattcast.core.strict_files import encode_csv, parse_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
 from wattcast.gpuwattch import architecture as architecture_files
@@ -286,12 +284,11 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
 
     Returns first samples, clocks (``clock_hz`` where none is given) and voltages (NaN where none is given).
     """
-    reader = csv.DictReader(io.StringIO(read_bytes(path, _MAX_STEPS_BYTE).decode("utf-8", "replace"), newline=None))
-    names = reader.fieldnames or []
-    if "sample" not in names or not set(names) <= {"sample", "clock", "voltage"}:
-        raise bad_value(f"{path.name}: header", "sample,clock,voltage", ",".join(names))
+    rows = parse_csv(read_bytes(path, _MAX_STEPS_BYTE), path.name)
+    if "sample" not in rows[0] or not set(rows[0]) <= {"sample", "clock", "voltage"}:
+        raise bad_value(f"{path.name}: header", "sample,clock,voltage", ",".join(rows[0]))
     steps: list[tuple[float, float, float]] = []
-    for line, row in enumerate(reader, start=2):
+    for line, row in enumerate(rows, start=2):
         where = f"{path.name}: line {line}"
         if not str(row["sample"]).strip().isdigit():
             raise bad_value(f"{where}: sample", "a whole number", row["sample"])
@@ -300,8 +297,6 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
         if hertz <= 0 or volts <= 0:
             raise bad_value(where, "a clock and a voltage above zero", f"{hertz:g} Hz, {volts:g} V")
         steps.append((float(row["sample"]), hertz, volts))
-    if not steps:
-        raise bad_value(path.name, "at least one step", "none")
     first, clocks, voltages = np.array(steps).T
     return first, clocks, voltages
 

@@ -8,7 +8,6 @@ sensitivity stands for compute units and core clock together, bandwidth sensitiv
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -22,7 +21,7 @@ from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, nearest_names
 from wattcast.core.records import dataclass
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_number
+from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_number
 from wattcast.manage.plants import KnobRole
 
 FORMAT = 1
@@ -178,18 +177,8 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
     Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps behaviours of one
     kernel apart, ``power_w`` is not used, and all other columns are counters.
     """
-    try:
-        names, *lines = list(csv.reader(read_bytes(path).decode("utf-8-sig").splitlines())) or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise bad_value(path.name, "a CSV file in UTF-8", str(error)) from None
-    if not lines:
-        raise bad_value(path.name, "a header and rows", "no rows")
-    if len(set(names)) != len(names):
-        raise bad_value(f"{path.name}: line 1", "columns of different names", ",".join(names))
-    for line_number, line in enumerate(lines, start=2):
-        if len(line) != len(names):
-            raise bad_value(f"{path.name}: line {line_number}", f"{len(names)} cells", len(line))
-    cells = dict(zip(names, zip(*lines, strict=True), strict=True))
+    rows = parse_csv(read_bytes(path), path.name)
+    cells = {name: [row[name] for row in rows] for name in rows[0]}
     knobs = [str(role) for role in KnobRole if role in cells]
     if not {"kernel", "time_s"} <= set(cells) or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
         wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
