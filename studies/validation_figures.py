@@ -30,7 +30,7 @@ from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.prediction import Prediction
 from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
-from wattcast.validate.ledger import DOT, OURS, describe_rows, is_random_kind
+from wattcast.validate.ledger import DOT, OURS, describe_rows
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
 
@@ -199,7 +199,7 @@ def _paired(
 
 def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
     """Draw the error by measured latency of the model, of its ideal scaffold, and of a FLOPs-and-bytes regression."""
-    at = is_random_kind(held, "burst")
+    at = held.is_random("burst")
     measured, families = held.latency_s[at], np.array(held.family)[at]
     bare, regressed = _simpler(gpu, int(at.sum()))
     named = {"Wattcast": held.predicted_latency_s[at], "ideal scaffold, nothing fitted": bare}

@@ -12,7 +12,6 @@ from studies import ablations
 from wattcast import hardware
 from wattcast.fit import kernel_rows
 from wattcast.fit.kernel_fit import fit_idle_curve
-from wattcast.validate import ledger
 from wattcast.validate.ledger import load_held_out
 
 
@@ -69,7 +68,7 @@ def test_a_refit_is_compared_on_its_own_folds(monkeypatch: pytest.MonkeyPatch) -
     assert latency["mape"] == 0.0
     assert power["mape"] < 3.0  # settled power beside that of the window
     assert clock["n"] == power["n"]
-    inside = np.isin(held.fold, ablations.FOLDS) & ledger.is_random_kind(held, "burst")
+    inside = np.isin(held.fold, ablations.FOLDS) & held.is_random("burst")
     assert latency["n"] == inside.sum()
     assert latency["floor"] == pytest.approx(
         100 * np.mean(np.abs(held.predicted_latency_s / held.latency_s - 1)[inside]), abs=0.01

@@ -80,12 +80,17 @@ class HeldOutRows:
     near: Array  # nearness, 1 to 0, to the rows that were not held out, by the learned factor of time
     near_power: Array  # nearness by the learned factor of energy
 
+    def is_random(self, kind: str) -> Mask:
+        """Return which rows are of a kind, burst or sustained, and ran on random data."""
+        return np.asarray((np.array(self.kind) == kind) & (np.array(self.data) == "random"))
+
     def ratio(self, quantity: str) -> tuple[Array, Mask]:
         """Return measured over predicted latency or power, and its rows: bursts or sustained ones, on random data."""
-        time = quantity == "latency"
-        ratio = self.latency_s / self.predicted_latency_s if time else self.power_w / self.predicted_power_w
-        of_kind = np.array([(kind == "burst") == time for kind in self.kind], dtype=bool)
-        return ratio, of_kind & (np.array(self.data) == "random") & np.isfinite(ratio)
+        if quantity == "latency":
+            kind, ratio = "burst", self.latency_s / self.predicted_latency_s
+        else:
+            kind, ratio = "sustained", self.power_w / self.predicted_power_w
+        return ratio, self.is_random(kind) & np.isfinite(ratio)
 
 
 def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Array:

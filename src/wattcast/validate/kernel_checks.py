@@ -31,12 +31,11 @@ from wattcast.predictor.kernel_phases import count_events
 def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return errors overall and by family, with capped and uncapped rows apart."""
     where = f"{gpu} kernels, held-out shapes"
-    family, data = np.array(held.family), np.array(held.data)
-    burst = np.array([kind == "burst" for kind in held.kind])
-    random = data == "random"
+    family = np.array(held.family)
+    burst, sustained = held.is_random("burst"), held.is_random("sustained")
     top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
-    capped = ~burst & (held.clock_hz < 0.995 * top_hz)
-    open_, shut = ~burst & ~capped & random, capped & random
+    capped = held.clock_hz < 0.995 * top_hz
+    open_, shut = sustained & ~capped, sustained & capped
     names = list(dict.fromkeys(held.family))
     floors = {  # a plain roofline, the mean of the family, and always the top clock
         "latency_s": held.roofline_s,
@@ -52,10 +51,10 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         return score_row(where, quantity, found, true, floors[column][at], *goals, **more)
 
     latency, power, clock = (partial(score, column) for column in floors)
-    sustained = ~burst & random
+    other_data = (np.array(held.kind) == "sustained") & ~sustained
     return [
-        latency("latency", burst & random, "4-20 at a locked clock", 9.0, 5.5),
-        *(latency(f"latency, {f}", burst & random & (family == f), None, 15.0) for f in names),
+        latency("latency", burst, "4-20 at a locked clock", 9.0, 5.5),
+        *(latency(f"latency, {f}", burst & (family == f), None, 15.0) for f in names),
         latency("latency, sustained, not capped", open_),
         latency("latency, sustained, capped", shut),
         power("power", sustained, "3-4 at a locked clock", 5.0, 3.2),
@@ -64,7 +63,7 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         *(power(f"power, {f}", sustained & (family == f)) for f in names),
         clock("clock as NVML reports it", sustained, "nobody", 2.5, 1.3),
         clock("clock, capped", shut, "nobody", 5.0, 3.0),
-        power("power, zeros, ones and rectified data", ~burst & ~random),
+        power("power, zeros, ones and rectified data", other_data),
     ]
 
 
@@ -72,8 +71,6 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return the share of held-out rows inside intervals whose ends come from the other folds, and their width."""
     where = f"{gpu} kernels, intervals of {held_out.INTERVAL_LEVEL:.0%}"
     family = np.array(held.family)
-    random = np.array(held.data) == "random"
-    burst = np.array([kind == "burst" for kind in held.kind])
     rows, found = [], {}
 
     def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
@@ -81,17 +78,13 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         more: dict[str, Any] = {key: round(100 * float(share), 1) for key, share in shares.items()}
         return make_ledger_row(where, name, int(at.sum()), None, **more, wanted=[85.0, 95.0])
 
-    for quantity, ratio, kept in (
-        ("latency", held.latency_s / held.predicted_latency_s, burst),
-        ("power", held.power_w / held.predicted_power_w, ~burst),
-    ):
-        known = random & kept & np.isfinite(ratio)
-        found[quantity] = known, *_find_covered(quantity, ratio, held, family, known)
-    for name in dict.fromkeys(held.family):
-        for quantity, (known, inside, width) in found.items():
-            rows.append(score_coverage(f"{quantity}, {name}", known & (family == name), inside, width))
     for quantity, near in (("latency", held.near), ("power", held.near_power)):
-        known, inside, width = found[quantity]
+        ratio, known = held.ratio(quantity)
+        found[quantity] = near, known, *_find_covered(quantity, ratio, held.fold, family, near, known)
+    for name in dict.fromkeys(held.family):
+        for quantity, (_, known, inside, width) in found.items():
+            rows.append(score_coverage(f"{quantity}, {name}", known & (family == name), inside, width))
+    for quantity, (near, known, inside, width) in found.items():
         for label, part in _by_distance(near, known).items():
             rows.append(score_coverage(f"{quantity}, {label}", part, inside, width))
     return rows
@@ -108,17 +101,16 @@ def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
 
 
 def _find_covered(
-    quantity: str, ratio: Array, held: held_out.HeldOutRows, family: npt.NDArray[np.str_], known: Mask
+    quantity: str, ratio: Array, fold: npt.NDArray[np.int64], family: npt.NDArray[np.str_], near: Array, known: Mask
 ) -> tuple[Mask, Array]:
     """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
-    near = held.near if quantity == "latency" else held.near_power
     inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
-    for k in np.unique(held.fold[known]):
-        others = known & (held.fold != k)
+    for k in np.unique(fold[known]):
+        others = known & (fold != k)
         line = held_out.fit_nearness_line(np.log(ratio[others]), family[others], near[others])
         typical = held_out.scale_ratios(ratio[others], near[others], line)
-        for name in np.unique(family[known & (held.fold == k)]):
-            here = known & (held.fold == k) & (family == name)
+        for name in np.unique(family[known & (fold == k)]):
+            here = known & (fold == k) & (family == name)
             if quantity == "latency":
                 low, high = held_out.conformal_ends(typical[family[others] == name])
             else:
@@ -139,12 +131,9 @@ def _family_mean(held: held_out.HeldOutRows) -> Array:
     return found
 
 
-def choice_rows(gpu: str, held: held_out.HeldOutRows | None = None) -> list[LedgerRow]:
+def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return how often the fitted kernel choice is the library's, and the latency error with the kernel that ran."""
-    held = held or database_fit.shipped_held_out(gpu)
-    if held is None:
-        return []
-    burst = np.array([kind == "burst" for kind in held.kind]) & (np.array(held.data) == "random")
+    burst = held.is_random("burst")
     named = burst & np.array([bool(ran) and bool(chosen) for ran, chosen in zip(held.ran, held.chosen, strict=True)])
     where, family = f"{gpu} kernel choice", np.array(held.family)
     chosen, oracle = [], []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.core.arrays import Array, Mask
+from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, check_names
 from wattcast.core.measured_rows import database_folder
 from wattcast.core.strict_files import load_study, reference_folder
@@ -76,8 +76,9 @@ def build_ledger(
     rows: list[LedgerRow] = []
     for gpu in GPUS:
         held = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
-        rows += checks.kernel_rows(held, gpu) + checks.interval_rows(held, gpu) + checks.counter_rows(gpu)
-        for make in (checks.choice_rows, checks.engine_kernel_rows, serving_rows, checks.layer_rows, model_rows):
+        rows += checks.kernel_rows(held, gpu) + checks.interval_rows(held, gpu)
+        rows += checks.counter_rows(gpu) + checks.choice_rows(held, gpu)
+        for make in (checks.engine_kernel_rows, serving_rows, checks.layer_rows, model_rows):
             rows += make(gpu)
         rows += make_counter_model_rows(gpu) + checks.card_rows(gpu, held)
         for section, script in STUDIES.items():
@@ -230,7 +231,7 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     kind, column, scale, what, band, logarithmic = HELD_OUT_QUANTITIES[quantity]
     held = load_held_out(gpu)
     true, said = getattr(held, column) * scale, getattr(held, f"predicted_{column}") * scale
-    at = is_random_kind(held, kind) & np.isfinite(true)
+    at = held.is_random(kind) & np.isfinite(true)
     families = list(dict.fromkeys(held.family))
     figure = new_figure(11.0, 5.8)
     panels = figure.subplots(2, -(-len(families) // 2)).ravel()
@@ -247,11 +248,6 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     return add_caption(figure, describe_rows(gpu, "held-out predictions, five folds by shape"))
 
 
-def is_random_kind(held: HeldOutRows, kind: str) -> Mask:
-    """Tell which rows are of a kind and ran on random data."""
-    return np.asarray((np.array(held.kind) == kind) & (np.array(held.data) == "random"))
-
-
 def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logarithmic: bool) -> None:
     """Draw the line on which predictions equal measurements, and a band of relative errors around it."""
     ends = np.array([min(measured.min(), predicted.min()), max(measured.max(), predicted.max())])
@@ -261,12 +257,12 @@ def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logar
         axes.set(xscale="log", yscale="log")
 
 
-def draw_whole_models(gpu: str, database: str | Path | None = None) -> Figure | None:
+def draw_whole_models(gpu: str) -> Figure | None:
     """Draw latency, power and energy of whole models, predicted against measured; None where none was measured."""
-    if whole_models.why_no_models(database or gpu):
+    if whole_models.why_no_models(gpu):
         return None
     chip = hardware.load_gpu(gpu)
-    found = compare_models(whole_models.load_models(database or gpu), chip, bundle_for(chip))
+    found = compare_models(whole_models.load_models(gpu), chip, bundle_for(chip))
     figure = new_figure(11.0, 4.2)
     panels = figure.subplots(1, 3)
     energy_j = found.predicted_s * found.predicted_w

@@ -227,10 +227,7 @@ def _counter_parts(
     place_of |= _read_places("event")
     chip, found = find_gpu(gpu), []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
-        events: dict[str, float] = {}
-        for metrics in kernels:
-            for name, value in events_of_launch(metrics).items():
-                events[name] = events.get(name, 0.0) + value
+        events = _sum_events(kernels)
         events["core_cycle"] = seconds * row["sm_clock_hz"]
         at = OperatingPoint(clock_hz=row["sm_clock_hz"], memory_clock_hz=chip.memory.clock_hz)
         counts = np.array([list(events.values())])
@@ -313,16 +310,20 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         where = f"{card} kernel beside moving frames"
         rows.append(make_ledger_row(where, f"energy of {p.name}", 1, abs(p.off_percent), **joules))
     # under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find them in L2
-    found, l2_byte = predict_database_operators(fit, gpu), hardware.load_gpu(gpu).l2.capacity_byte
-    large = found.footprint_byte > (np.inf if l2_byte is None else float(np.mean(l2_byte)))
+    operators, predicted_w = predict_database_operators(fit, gpu)
+    l2_byte, footprint_byte = hardware.load_gpu(gpu).l2.capacity_byte, [r["footprint_byte"] or 0.0 for r in operators]
+    large = np.array(footprint_byte) > (np.inf if l2_byte is None else float(np.mean(l2_byte)))
+    measured_w, card_of, family_of = (
+        np.array([r[name] for r in operators]) for name in ("power_w", "card_serial", "family")
+    )
     sets: dict[str, Mask] = {"power": np.ones_like(large), "power, operands larger than L2": large}
     for quantity, kept in sets.items():
-        measured, predicted, cards = found.measured_w[kept], found.predicted_w[kept], found.card[kept]
+        measured, predicted, cards = measured_w[kept], predicted_w[kept], card_of[kept]
         factor = {one: float(np.median((measured / predicted)[cards == one])) for one in np.unique(cards)}
         corrected = predicted * np.array([factor[one] for one in cards])
         families: LedgerRow = {}
-        for family in np.unique(found.family[kept]):
-            mine = found.family[kept] == family
+        for family in np.unique(family_of[kept]):
+            mine = family_of[kept] == family
             families[str(family)] = _round_percent(mean_percent_error(predicted[mine], measured[mine]))
         rows.append(
             make_ledger_row(
@@ -394,39 +395,28 @@ def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
     return rows
 
 
-@dataclass(frozen=True)
-class CountedOperators:
-    """Sustained rows of the kernel database whose operators were counted."""
-
-    measured_w: Array
-    predicted_w: Array
-    footprint_byte: Array
-    card: Array
-    family: Array
-
-
-def predict_database_operators(fit: RailsFit, gpu: str) -> CountedOperators:
-    """Return the watts of sustained rows on random data, measured and from the counters of their kernels.
+def predict_database_operators(fit: RailsFit, gpu: str) -> tuple[list[Plain], Array]:
+    """Return the sustained rows of counted operators on random data, and the watts that their counters give.
 
     The database counts fewer metrics: warps are taken as full, and shared-memory conflicts and tensor products of
     integers or fp64 as absent.
     """
     folder, sm_count = database_folder(gpu), float(hardware.load_gpu(gpu).sm_count)
-    events: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # of all kernels of an operator
-    for spec, kernels in profiler_counters.read_operator_metrics(folder, sm_count).items():
-        for name, count in (item for metrics in kernels for item in events_of_launch(metrics).items()):
-            events[spec][name] += count
+    counted = profiler_counters.read_operator_metrics(folder, sm_count)
+    events = {spec: _sum_events(kernels) for spec, kernels in counted.items()}
     rows = [r for r in read_table(folder / ROWS_FILE) if r["kind"] == "sustained" and r["spec"] in events]
     rows = [r for r in rows if r["data"] == "random" and r["power_w"]]
     names = fit.model.required_events
-    value = np.array([[events[r["spec"]][name] for name in names] for r in rows])
+    value = np.array([[events[r["spec"]].get(name, 0.0) for name in names] for r in rows])
     clock_hz = np.array([r["sm_clock_hz"] for r in rows], dtype=float)
     at = OperatingPoint(clock_hz=clock_hz, memory_clock_hz=float(fit.table.memory_clock_hz[0]))
     activity = Activity(np.array([r["latency_s"] for r in rows]), value, names, at, ActivitySource.PROFILED)
-    return CountedOperators(
-        np.array([r["power_w"] for r in rows]),
-        fit.model.power(activity).total_w,
-        np.array([float(r["footprint_byte"] or 0.0) for r in rows]),
-        np.array([str(r["card_serial"]) for r in rows]),
-        np.array([str(r["family"]) for r in rows]),
-    )
+    return rows, fit.model.power(activity).total_w
+
+
+def _sum_events(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the events of an operator, from the metrics of its kernels."""
+    total: dict[str, float] = defaultdict(float)
+    for name, count in (event for metrics in kernels for event in events_of_launch(metrics).items()):
+        total[name] += count
+    return total
