@@ -87,12 +87,10 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
 def _campaign_and_window(gpu: Any, spec: OperatorSpec, length_s: float) -> tuple[dict[str, object], tuple[str, ...]]:
     with Sampler("nvml") as sampler:
         row = measure_sustained_row(OperatorBench(gpu, sampler, "agree"), spec)
-    graph = gpu.prepare(spec)
-    with measure("outer", "nvml"):
+    with gpu.prepare(spec) as graph, measure("outer", "nvml"):
         keep_busy(gpu, graph, SETTLE_S)
         with measure("inner") as inner:
             keep_busy(gpu, graph, length_s)
-    graph.drop()
     entry: dict[str, object] = {
         "spec": spec.id,
         "operator": spec.operator,

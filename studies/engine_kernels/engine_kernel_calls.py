@@ -76,9 +76,8 @@ class EngineGpu(CampaignGpu):
             call.run(0)
             call.run(1)
         self.torch.cuda.synchronize()
-        probe = self._graph(call, PROBE_COPIES)
-        guess_s = float(self.timed(probe, 2)[-1])
-        probe.drop()
+        with self._graph(call, PROBE_COPIES) as probe:
+            guess_s = float(self.timed(probe, 2)[-1])
         copies = int(min(max(graph_s / guess_s, min(call.sets, ROTATION_S / guess_s), 1), most_copies))
         return self._graph(call, copies)
 
