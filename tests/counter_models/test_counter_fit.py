@@ -27,7 +27,6 @@ from wattcast.counter_models.model_selection import (
     cluster_benchmarks,
     deal_folds,
     deal_inner_folds,
-    folds_by_label,
     predict_held_out,
 )
 from wattcast.counter_models.rail_terms import CounterModelKind, check_rank, family_penalty, solve_costs
@@ -163,7 +162,7 @@ def test_a_unit_that_training_never_used_gets_the_cost_of_its_kin() -> None:
 
 def test_folds_split_whole_labels_and_cover_each_once() -> None:
     labels = np.array([0, 0, 1, 2, 2, 3])
-    for folds in (folds_by_label(labels), deal_folds(labels, 3)):
+    for folds in (deal_folds(labels), deal_folds(labels, 3)):
         assert (np.sum(folds, axis=0) == 1).all()
         for fold in folds:
             assert all(fold[labels == label].min() == fold[labels == label].max() for label in range(4))

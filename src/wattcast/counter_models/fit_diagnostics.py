@@ -68,7 +68,9 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     _, slope = fit.how.voltages(fit.inferred.theta)
     voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
     number = condition_number(total)
-    words = _list_warnings(fit, costs, number)
+    words = warn_about_costs(costs, number)
+    if not fit.inferred.converged:
+        words.append("The voltage fit did not converge; treat voltages and costs with care.")
     return FitDiagnosis(tuple(costs), number, voltage_error, tuple(words))
 
 
@@ -123,7 +125,8 @@ def condition_number(total: Array) -> float:
     return float(np.sqrt(value[-1] / max(value[0], 1e-300)))
 
 
-def _list_warnings(fit: TermsFit, coefficients: list[FittedCost], condition: float) -> list[str]:
+def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[str]:
+    """Return sentences on costs that the benchmarks determine badly."""
     words = []
     if condition > HIGH_CONDITION:
         words.append(
@@ -147,8 +150,6 @@ def _list_warnings(fit: TermsFit, coefficients: list[FittedCost], condition: flo
     unsure = [c.name for c in coefficients if c.standard_error and c.low <= 0.0 <= c.high and "offset" not in c.name]
     if unsure:
         words.append(f"Not distinguishable from zero at {CONFIDENCE_LEVEL:.0%}: {', '.join(unsure)}.")
-    if not fit.inferred.converged:
-        words.append("The voltage fit did not converge; treat voltages and costs with care.")
     return words
 
 

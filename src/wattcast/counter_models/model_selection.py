@@ -21,22 +21,14 @@ from wattcast.counter_models.counter_table import CounterTable, LabelCodes
 from wattcast.counter_models.rail_terms import CounterModelKind, GramCells, ModelTerms
 
 
-def folds_by_label(labels: LabelCodes) -> list[Mask]:
-    """Return one fold per label.
-
-    >>> [fold.tolist() for fold in folds_by_label(np.array([0, 1, 0]))]
-    [[True, False, True], [False, True, False]]
-    """
-    return [labels == label for label in np.unique(labels)]
-
-
-def deal_folds(labels: LabelCodes, folds: int, seed: int = 0) -> list[Mask]:
-    """Return at most ``folds`` folds of whole labels, dealt out in a fixed random order."""
+def deal_folds(labels: LabelCodes, folds: int = 0) -> list[Mask]:
+    """Return at most ``folds`` folds of whole labels, dealt out in a fixed random order; 0: one per label."""
     unique = np.unique(labels)
     if unique.size < 2:
         raise bad_value("cross-validation", "at least two benchmarks or groups", f"{unique.size}", "Measure more.")
-    dealt = np.random.default_rng(seed).permutation(unique)
-    return [np.isin(labels, dealt[i :: min(folds, unique.size)]) for i in range(min(folds, unique.size))]
+    dealt = np.random.default_rng(0).permutation(unique)
+    count = min(folds or unique.size, unique.size)
+    return [np.isin(labels, dealt[i::count]) for i in range(count)]
 
 
 def cluster_benchmarks(features: Array, count: int) -> LabelCodes:
@@ -342,10 +334,8 @@ def predict_held_out(
     at the default clocks known, one row of each held-out benchmark enters its own prediction alone.
     """
     table = bench.table
-    if np.unique(labels).size < 2:
-        raise bad_value(table.name, f"at least two {by}s to hold out", f"{np.unique(labels).size}")
     predicted_w, anchored_w = np.full((2, table.rows), np.nan)
-    outer = deal_folds(labels, folds) if folds else folds_by_label(labels)
+    outer = deal_folds(labels, folds)
     for index, fold in enumerate(outer):
         train = ~fold
         fit = bench.fit(model, choose_settings(bench, model, train, deal_inner_folds(labels, train)), train)
@@ -365,5 +355,5 @@ def deal_inner_folds(labels: LabelCodes, train: Mask) -> list[Mask]:
     if kept.size < 2:
         return []
     spare = np.where(train, labels, kept[0])  # held-out benchmarks are in no inner fold that counts
-    folds = deal_folds(spare, INNER_FOLDS) if kept.size > MANY_BENCHMARKS else folds_by_label(spare)
+    folds = deal_folds(spare, INNER_FOLDS if kept.size > MANY_BENCHMARKS else 0)
     return [fold & train for fold in folds]

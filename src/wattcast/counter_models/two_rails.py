@@ -37,7 +37,7 @@ from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, fit_diagnostics
 from wattcast.counter_models.counter_fit import average_measured_voltage, list_test_rows
 from wattcast.counter_models.counter_table import CounterTable
-from wattcast.counter_models.fit_diagnostics import HIGH_CONDITION, FittedCost
+from wattcast.counter_models.fit_diagnostics import FittedCost
 from wattcast.counter_models.model_selection import FitWorkbench, deal_folds, held_out_errors, huber_weights
 from wattcast.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.counter_models.rail_terms import CounterModelKind
@@ -302,15 +302,7 @@ def _list_warnings(table: CounterTable, rows: Mask, coefficients: list[FittedCos
     alone = [p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1]
     if alone:
         words.append(f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}.")
-    unsure = [c.name for c in coefficients if c.standard_error is not None and c.low <= 0.0]
-    held = [c.name for c in coefficients if c.standard_error is None]
-    if unsure:
-        words.append(f"Not distinguishable from zero at 95 %: {', '.join(unsure)}.")
-    if held:
-        words.append(f"Held at zero: {', '.join(held)}.")
-    if number > HIGH_CONDITION:
-        said = f"Condition number {number:.0f} (over {HIGH_CONDITION:.0f})"
-        words.append(f"{said}: trust totals more than single costs.")
+    words += fit_diagnostics.warn_about_costs(coefficients, number)
     share = float((~table.at_default()).mean())
     words.append(
         f"{share:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
@@ -358,12 +350,12 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
     }
 
 
-def make_saved_rails(result: RailsFit, name: str, device: str, date: str = "") -> SavedModel:
+def make_saved_rails(result: RailsFit, name: str, device: str) -> SavedModel:
     """Return the model with its errors, ready to be written."""
     errors = {what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]}
     leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
     source = f"wattcast lab fit counters, {int(result.train.sum())} rows of {result.table.name}"
-    return SavedModel(name, result.model, Provenance(source, date, device), errors, (leaning, *result.warnings))
+    return SavedModel(name, result.model, Provenance(source, device=device), errors, (leaning, *result.warnings))
 
 
 @cache
