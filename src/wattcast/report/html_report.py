@@ -98,7 +98,6 @@ def build_report(
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
     settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
     how: str = "",
-    now: datetime | None = None,
 ) -> str:
     """Build the page: the first GPU at length, and the others compared with it at their own clock and limit.
 
@@ -112,12 +111,10 @@ def build_report(
             others[gpu.name] = view_configuration(workload, gpu, options, own)
         except WattcastError as error:
             others[gpu.name] = str(error)
-    return build_report_page(main, others, how, now or datetime.now(UTC))
+    return build_report_page(main, others, how)
 
 
-def build_report_page(
-    main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str, now: datetime
-) -> str:
+def build_report_page(main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str) -> str:
     """Build the page of a configuration and of others, each a view or the reason why there is none."""
     p = main.prediction
     title = f"{p.name} on {p.gpu}"
@@ -138,7 +135,7 @@ def build_report_page(
         ("Against the roof", roof),
         ("Clock curves compared", compared),
         ("Assumed", make_element("ul", *(make_element("li", note) for note in rank_assumptions(p)))),
-        ("Where it comes from", _write_provenance(main, how, now)),
+        ("Where it comes from", _write_provenance(main, how)),
     ]
     body, appendix = (
         [make_element("section", make_element("h2", name), inside) for name, inside in part if inside.text]
@@ -256,7 +253,7 @@ def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationVie
     return join_markup(pieces)
 
 
-def _write_provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlMarkup:
+def _write_provenance(seen: ConfigurationView, how: str) -> HtmlMarkup:
     p = seen.prediction
     said = {
         "coefficients": p.status,
@@ -265,7 +262,7 @@ def _write_provenance(seen: ConfigurationView, how: str, now: datetime) -> HtmlM
         "date of the fit": p.provenance.date,
         "note": p.provenance.note,
         "GPU": f"{seen.gpu.name}: {seen.gpu.title}",
-        "written": f"{now:%Y-%m-%d %H:%M} UTC by Wattcast {__version__}",
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Wattcast {__version__}",
         "made by": how,
     }
     known = ((make_element("dt", name), make_element("dd", value)) for name, value in said.items() if value)

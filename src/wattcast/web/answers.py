@@ -9,7 +9,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
@@ -32,7 +31,7 @@ from wattcast.predictor.prices import parse_prices
 from wattcast.report import configuration_view
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
-from wattcast.report.figure_style import encode_figure
+from wattcast.report.figure_style import check_figure_format, encode_figure
 from wattcast.report.html_report import build_report_page
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
 from wattcast.serving.arrivals import parse_trace
@@ -331,8 +330,7 @@ def _answer_train(asked: request_schema.TrainingRequest) -> dict[str, Any]:
 
 
 def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
-    if asked.format not in TYPES:
-        raise bad_value("format", f"one of {', '.join(TYPES)}", asked.format)
+    check_figure_format(asked.format)
     seen = _views_of(asked)  # all of them, so that a wrong one is told even if not drawn
     drawn = draw_clock_curves(seen) if asked.figure == "clocks" else draw_figure(asked.figure, seen[0])
     return Answer(200, TYPES[asked.format], encode_figure(drawn, asked.format))
@@ -341,7 +339,7 @@ def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
 def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
     main, *more = _views_of(asked)
     others = {f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)}
-    page = build_report_page(main, others, "wattcast serve", datetime.now(UTC))
+    page = build_report_page(main, others, "wattcast serve")
     return Answer(200, HTML, page.encode())
 
 
