@@ -158,6 +158,7 @@ def _held(rows: KernelRows, wanted: np.ndarray, ratio: np.ndarray, kind: tuple[s
         predicted_power_w=np.ones(n),
         clock_hz=np.full(n, 1.98e9),
     )
+    held.is_random = partial(HeldOutRows.is_random, held)
     held.ratio = partial(HeldOutRows.ratio, held)
     return held
 
