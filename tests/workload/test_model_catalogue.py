@@ -164,13 +164,13 @@ def test_every_alias_leads_to_a_model_and_hides_none() -> None:
     from wattcast.core.errors import fold_name
 
     names = set(model_catalogue.list_models())
-    assert {alias.name for alias in model_catalogue.load_aliases().values()} <= names
+    assert {alias["name"] for alias in model_catalogue.load_aliases().values()} <= names
     folded = {fold_name(name) for name in names}
     assert len(folded) == len(names)
     clashes = {
         alias
         for alias, meant in model_catalogue.load_aliases().items()
-        if fold_name(alias) in folded - {fold_name(meant.name)}
+        if fold_name(alias) in folded - {fold_name(meant["name"])}
     }
     assert clashes == set()
 

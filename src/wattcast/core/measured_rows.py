@@ -240,9 +240,9 @@ def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") 
 
 
 def read_shipped_table(package: str, *place: str) -> list[dict[str, str]]:
-    """Read the rows of a CSV table that ships in a package."""
+    """Read the rows of a CSV table that ships in a package; lines with a # say where it is from."""
     text = files(package).joinpath(*place).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines(), restval=""))
+    return list(csv.DictReader((line for line in text.splitlines() if not line.startswith("#")), restval=""))
 
 
 def read_lines(path: Path, missing_ok: bool = False) -> Iterator[Plain]:

@@ -6,7 +6,6 @@ open and no work (docs/method/microbenchmarks.md).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -184,6 +183,7 @@ def find_curve(results: Iterable[MicroRow], name: str) -> list[MicroRow]:
 
 
 _read_table = cache(partial(read_shipped_table, "wattcast.microbench"))
+read_published = cache(partial(read_shipped_table, "wattcast", "database", "published"))  # by others
 
 
 def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
@@ -343,14 +343,6 @@ def read_mipp_values() -> tuple[MippValue, ...]:
 
     rows = ({name: text or None for name, text in row.items()} for row in read_published("mipp.csv"))
     return tuple(msgspec.convert(row | {"erratum": row["erratum"] or ""}, MippValue, strict=False) for row in rows)
-
-
-@cache
-def read_published(name: str) -> tuple[dict[str, str], ...]:
-    """Read a table of what others published; lines with a # say where from."""
-    path = Path(str(files("wattcast"))) / "database" / "published" / name
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return tuple(csv.DictReader(lines))
 
 
 @dataclass(frozen=True)

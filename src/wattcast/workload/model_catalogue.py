@@ -10,7 +10,6 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,6 +57,7 @@ class ModelArchitecture:
         return import_module(f"wattcast.workload.models.{self.module}")
 
 
+_CATALOGUE = files("wattcast.workload").joinpath("catalogue")
 ARCHITECTURES = {
     row["name"]: ModelArchitecture(
         *(ModelKind(row["kind"]), row["module"], row["dims"], row["trace"]),
@@ -103,7 +103,7 @@ class ModelSpec:
 @cache
 def list_models() -> tuple[str, ...]:
     """Return the names of all catalogue models, sorted."""
-    found = (path.name for path in _catalogue_folder().iterdir() if path.name.endswith(".yaml"))
+    found = (path.name for path in _CATALOGUE.iterdir() if path.name.endswith(".yaml"))
     return tuple(sorted(name.removesuffix(".yaml") for name in found))
 
 
@@ -121,10 +121,10 @@ def models() -> list[ModelSpec]:
 def load_model(name: str) -> ModelSpec:
     """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
     aliases = load_aliases()
-    known = resolve_name("model", name, list_models(), {alias: row.name for alias, row in aliases.items()})
-    model = parse_model((_catalogue_folder() / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
-    positions = {fold_name(alias): row.max_positions for alias, row in aliases.items()}.get(fold_name(name))
-    return replace(model, dims=replace(model.dims, max_positions=positions)) if positions else model
+    known = resolve_name("model", name, list_models(), {alias: row["name"] for alias, row in aliases.items()})
+    model = parse_model((_CATALOGUE / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
+    positions = {fold_name(alias): row["max_positions"] for alias, row in aliases.items()}.get(fold_name(name))
+    return replace(model, dims=replace(model.dims, max_positions=int(positions))) if positions else model
 
 
 def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
@@ -150,20 +150,10 @@ def make_model(
     return ModelSpec(name, title, architecture, built, source, note)
 
 
-@dataclass(frozen=True)
-class ModelAlias:
-    """The model that another name means, and the positions it was made for where they are others."""
-
-    name: str
-    max_positions: int | None = None
-
-
 @cache
-def load_aliases() -> dict[str, ModelAlias]:
-    """Read other names people use, such as those of the Hugging Face hub."""
-    rows = read_shipped_table("wattcast.workload", "catalogue", "aliases.csv")
-    return {r["alias"]: ModelAlias(r["name"], int(r["max_positions"]) if r["max_positions"] else None) for r in rows}
+def load_aliases() -> dict[str, dict[str, str]]:
+    """Read other names people use, such as those of the Hugging Face hub.
 
-
-def _catalogue_folder() -> Path:
-    return files("wattcast.workload").joinpath("catalogue")
+    Each means a model, under ``name``, and has ``max_positions`` where it was made for others than that.
+    """
+    return {row["alias"]: row for row in read_shipped_table("wattcast.workload", "catalogue", "aliases.csv")}

@@ -264,11 +264,10 @@ def design_from_gpu(
     notes: list[str] = []
     size, volts = feature_nm, voltage_v
     if size is None:
-        of = technology.find_process(gpu.process)
-        size = of.feature_nm
-        notes.append(f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {of.cell_um2:g} um2 ({of.source})")
-        if volts is None:
-            volts = of.top_clock_v
+        size, row = technology.find_process(gpu.process)
+        notes.append(f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {row['cell_um2']} um2 ({row['source']})")
+        if volts is None and row["top_clock_v"]:
+            volts = float(row["top_clock_v"])
     if voltage_v is None and gpu.power.voltage_v is not None:
         volts = float(np.max(gpu.power.voltage_v.value_at(gpu.clocks.max_hz)))
         notes.append(f"{volts:g} V at the top clock, published")
@@ -277,9 +276,9 @@ def design_from_gpu(
     assumed: dict[str, Any] = {name: each.value for name, each in known_assumptions().items()}
     assumed["temperature_k"] = assumed["temperature_k"] if temperature_k is None else temperature_k
     line, sector, ways, words = (assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size"))
-    memory = chip_units.find_dram_energy(gpu.memory.kind)
-    if memory.read_j_per_byte is None:
-        notes.append(f"{gpu.memory.kind}: {memory.source}; device memory is left out")
+    read_j, write_j, source = chip_units.find_dram_energy(gpu.memory.kind)
+    if read_j is None:
+        notes.append(f"{gpu.memory.kind}: {source}; device memory is left out")
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
     link_um, said = 0.0, "the die's area is not in the table: wires between SMs and L2 are left out"
     for die in (row for row in dies if row["gpu"] == strip_board(gpu.name)):
@@ -317,8 +316,8 @@ def design_from_gpu(
         router=RouterShape(8 * sector, ceil(sms / 2), slices),
         router_count=1,
         controller=MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock),
-        dram_read_j=None if memory.read_j_per_byte is None else memory.read_j_per_byte * sector,
-        dram_write_j=None if memory.write_j_per_byte is None else memory.write_j_per_byte * sector,
+        dram_read_j=None if read_j is None else read_j * sector,
+        dram_write_j=None if write_j is None else write_j * sector,
         voltage_v=volts,
         warps=max(_round_whole(gpu.need("sm.thread_count")) // words, 1),
         lanes=max(_round_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),

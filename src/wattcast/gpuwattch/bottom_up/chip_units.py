@@ -329,20 +329,10 @@ def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
     return ArrayCost(read_j + compare_j, write_j + compare_j, *standing)
 
 
-@dataclass(frozen=True)
-class DramEnergy:
-    """Energy of a kind of device memory; None where nothing is published."""
-
-    kind: str
-    read_j_per_byte: float | None
-    write_j_per_byte: float | None
-    source: str
-
-
-def find_dram_energy(kind: str) -> DramEnergy:
-    """Return the published energy of a kind of device memory."""
+def find_dram_energy(kind: str) -> tuple[float | None, float | None, str]:
+    """Return joules per byte read and written of a kind of device memory, None where unpublished, and the source."""
     rows = {row["kind"]: row for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dram.csv")}
     check_names("kind of memory", kind, rows, "")
     row = rows[kind]
     read, write = (float(row[key]) * 8e-12 if row[key] else None for key in ("read_pj_per_bit", "write_pj_per_bit"))
-    return DramEnergy(kind, read, write, row["source"])
+    return read, write, row["source"]

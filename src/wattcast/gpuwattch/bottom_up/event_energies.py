@@ -106,11 +106,11 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
         flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
         operand_j = chip_design.assumed_value("tensor_register_byte_per_flop") * register_j_per_byte
         found |= {name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()}
-    memory = find_dram_energy(gpu.memory.kind)
-    if memory.read_j_per_byte is not None and memory.write_j_per_byte is not None:
+    read_j, write_j, _ = find_dram_energy(gpu.memory.kind)
+    if read_j is not None and write_j is not None:
         block = d.controller.block_byte
-        found["dram_read_byte"] = memory.read_j_per_byte + chip.controller.read_j / block
-        found["dram_write_byte"] = memory.write_j_per_byte + chip.controller.write_j / block
+        found["dram_read_byte"] = read_j + chip.controller.read_j / block
+        found["dram_write_byte"] = write_j + chip.controller.write_j / block
     return found
 
 

@@ -323,31 +323,18 @@ def find_technology(
     )
 
 
-@dataclass(frozen=True)
-class FoundryProcess:
-    """A foundry's process, with the feature size that its SRAM cell corresponds to."""
+def find_process(name: str) -> tuple[float, dict[str, str]]:
+    """Return the feature size in nm of a process by the catalogue's name, such as ``TSMC 4N``, and its table's row.
 
-    name: str
-    feature_nm: float
-    cell_um2: float
-    top_clock_v: float | None
-    source: str
-
-
-def find_process(name: str) -> FoundryProcess:
-    """Return a process by the catalogue's name, such as ``TSMC 4N``.
-
-    Its feature size is F = √(A_cell / 146), with A_cell its published SRAM cell. Processes that are unknown or have
-    no published cell are refused.
+    The size is F = √(A_cell / 146), with A_cell the published SRAM cell. Processes that are unknown or have no
+    published cell are refused.
     """
     known = {row["process"]: row for row in _read_rows("processes.csv")}
     check_names("process", name, known, "Give the feature size instead.")
     row = known[name]
     if not row["cell_um2"]:
         raise MissingSpecification(f"process {name}: {row['source']}. Give a node inside the table instead.")
-    cell = float(row["cell_um2"])
-    volts = float(row["top_clock_v"]) if row["top_clock_v"] else None
-    return FoundryProcess(name, round(1e3 * (cell / CELL_AREA_FEATURE2) ** 0.5, 2), cell, volts, row["source"])
+    return round(1e3 * (float(row["cell_um2"]) / CELL_AREA_FEATURE2) ** 0.5, 2), row
 
 
 @cache
