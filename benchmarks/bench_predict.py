@@ -12,7 +12,7 @@ import numpy as np
 from wattcast.core.arrays import as_sweep
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload import ModelOptions, build_graph
@@ -29,7 +29,7 @@ def sweep(graph, gpu, bundle, points: int, chunk: int = CHUNK) -> float:
         clock = as_sweep(rng.uniform(0.6e9, 1.98e9, chunk))
         chip = gpu.sweep(sm_count=rng.integers(64, 192, chunk), memory__byte_per_s=rng.uniform(2e12, 8e12, chunk))
         timeline = analyse_graph(graph, chip, bundle)
-        settled = find_governed_point(timeline, chip, OperatingPoint(clock_hz=clock), bundle)
+        settled = run_governed(timeline, chip, OperatingPoint(clock_hz=clock), bundle)[0]
         total_j += float(total_at_clock(timeline, settled.at, bundle).energy_j.sum())
     return total_j
 
@@ -78,7 +78,7 @@ class Predict:
         start = time.process_time()
         for clock_hz in np.linspace(0.6e9, 1.98e9, 50):
             timeline = analyse_graph(self.graph, self.gpu, self.bundle)
-            settled = find_governed_point(timeline, self.gpu, OperatingPoint(clock_hz=float(clock_hz)), self.bundle)
+            settled = run_governed(timeline, self.gpu, OperatingPoint(clock_hz=float(clock_hz)), self.bundle)[0]
             total_at_clock(timeline, settled.at, self.bundle)
         middle = time.process_time()
         sweep(self.graph, self.gpu, self.bundle, 50_000)

@@ -23,7 +23,7 @@ from wattcast.measure.campaigns.kernel_campaign import choose_sustained, write_l
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels
 
 # in parts of the error of power that a family has, from held-out rows before this plan
@@ -65,7 +65,7 @@ def predict_power_w(spec: OperatorSpec, gpu: Gpu, bundle: Bundle) -> float:
     condition = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend") or ""))
     kernels = build_kernels((op,), (condition,), gpu, bundle.reference, (IssueSegment(np.array([0]), np.ones(1), 1),))
     timeline = analyse_kernels(kernels, gpu, bundle)
-    return float(find_governed_point(timeline, gpu, OperatingPoint(), bundle).asked_w)
+    return float(run_governed(timeline, gpu, OperatingPoint(), bundle)[0].asked_w)
 
 
 if __name__ == "__main__":

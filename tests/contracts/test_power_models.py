@@ -19,7 +19,7 @@ from wattcast.power import Power, PowerModel, power_model_kind, power_model_kind
 from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import interval_energy_j, stack_parts
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_graph, detail_at_clock, total_at_clock
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Linear
@@ -239,7 +239,7 @@ def test_a_made_up_model_predicts_a_workload() -> None:
     gpu = load_gpu("h200")
     bundle = replace(bundle_for(gpu), power=MODELS[RooflinePower.kind])
     timeline = analyse_graph(Graph.from_operators("made up", [Linear(4096, 4096, 4096)]), gpu, bundle)
-    at = find_governed_point(timeline, gpu, OperatingPoint(), bundle).at
+    at = run_governed(timeline, gpu, OperatingPoint(), bundle)[0].at
     totals, detail = total_at_clock(timeline, at, bundle), detail_at_clock(timeline, at, bundle)
     assert detail.parts == ("idle", "memory")
     assert_allclose(totals.power_w * totals.latency_s, detail.part_j.sum(), rtol=1e-9)

@@ -13,7 +13,7 @@ from wattcast.core.errors import BadInput, UnknownName
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.power.power_model import VoltageCurve
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import TimelineRunner, analyse_graph, detail_at_clock, total_at_clock
 from wattcast.predictor.timeline import MEMORY_KNEE, compute_kernel_s, slow_memory_path
 from wattcast.workload import ModelOptions, build_graph
@@ -34,7 +34,7 @@ def test_a_capped_workload_draws_what_the_governor_makes_of_the_limit(parts) -> 
     """An H200 at its cap settles at 99.3 % of the limit, not at the limit."""
     timeline, gpu, bundle = parts
     limits = np.array([300.0, 400.0, 500.0, 600.0])[:, None]
-    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=limits), bundle)
+    settled = run_governed(timeline, gpu, OperatingPoint(power_limit_w=limits), bundle)[0]
     assert settled.capped.all()
     assert settled.met.all()
     assert_allclose(
@@ -44,28 +44,28 @@ def test_a_capped_workload_draws_what_the_governor_makes_of_the_limit(parts) -> 
 
 def test_an_uncapped_workload_runs_at_the_clock_asked_for(parts) -> None:
     timeline, gpu, bundle = parts
-    settled = find_governed_point(timeline, gpu, OperatingPoint(clock_hz=1.2e9, power_limit_w=2000.0), bundle)
+    settled = run_governed(timeline, gpu, OperatingPoint(clock_hz=1.2e9, power_limit_w=2000.0), bundle)[0]
     assert not settled.capped
     assert settled.clock_hz[..., 0] == 1.2e9
 
 
 def test_a_locked_clock_is_lowered_too_when_the_limit_does_not_allow_it(parts) -> None:
     timeline, gpu, bundle = parts
-    settled = find_governed_point(timeline, gpu, OperatingPoint(clock_hz=1.8e9, power_limit_w=400.0), bundle)
+    settled = run_governed(timeline, gpu, OperatingPoint(clock_hz=1.8e9, power_limit_w=400.0), bundle)[0]
     assert settled.capped
     assert settled.clock_hz[..., 0] < 1.8e9
 
 
 def test_a_limit_nobody_can_meet_gives_the_lowest_clock_and_says_so(parts) -> None:
     timeline, gpu, bundle = parts
-    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=50.0), bundle)
+    settled = run_governed(timeline, gpu, OperatingPoint(power_limit_w=50.0), bundle)[0]
     assert not settled.met
     assert settled.clock_hz[..., 0] == gpu.clocks.min_hz
 
 
 def test_the_limit_is_the_highest_clock_that_meets_it(parts) -> None:
     timeline, gpu, bundle = parts
-    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=500.0), bundle)
+    settled = run_governed(timeline, gpu, OperatingPoint(power_limit_w=500.0), bundle)[0]
     step_hz = 1e6
     above = OperatingPoint(clock_hz=settled.clock_hz + step_hz)
     assert total_at_clock(timeline, above, bundle).power_w > bundle.governor_share * 500.0
@@ -93,10 +93,10 @@ def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:
     bundle = bundle_for(gpu)
     timeline = analyse_graph(MODEL, gpu, bundle)
     limits = [250.0, 320.0, 500.0]
-    batch = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=np.array(limits)[:, None]), bundle)
+    batch = run_governed(timeline, gpu, OperatingPoint(power_limit_w=np.array(limits)[:, None]), bundle)[0]
     totals = total_at_clock(timeline, batch.at, bundle)
     for i, limit in enumerate(limits):
-        alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=limit), bundle)
+        alone = run_governed(timeline, gpu, OperatingPoint(power_limit_w=limit), bundle)[0]
         one = total_at_clock(timeline, alone.at, bundle)
         assert_allclose(alone.clock_hz[0], batch.clock_hz[i, 0], rtol=1e-10)
         assert_allclose([one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10)
@@ -109,14 +109,14 @@ def test_the_limit_is_met_wherever_voltage_has_its_stairs(name: str) -> None:
     bundle = bundle_for(gpu)
     timeline = analyse_graph(HEAVY, gpu, bundle)
     limits = gpu.power.limit_w * np.linspace(0.2, 1.0, 33)
-    settled = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle)
+    settled = run_governed(timeline, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle)[0]
     found = settled.capped & settled.met
     assert found.any()
     power_w = total_at_clock(timeline, settled.at, bundle).power_w
     assert_allclose(power_w[found], bundle.governor_share * limits[found], rtol=2e-8)
     assert (settled.clock_hz[~settled.met] == settled.clock_hz.min()).all()
     for limit, clock_hz, met in zip(limits, settled.clock_hz, settled.met, strict=True):
-        alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=float(limit)), bundle)
+        alone = run_governed(timeline, gpu, OperatingPoint(power_limit_w=float(limit)), bundle)[0]
         assert_allclose(alone.clock_hz, clock_hz, rtol=1e-10)
         assert alone.met == met
 
@@ -126,8 +126,8 @@ def test_a_sweep_of_one_point_keeps_its_shape() -> None:
     gpu = load_gpu("h200")
     bundle = bundle_for(gpu)
     timeline = analyse_graph(build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle)
-    alone = find_governed_point(timeline, gpu, OperatingPoint(power_limit_w=300.0), bundle)
-    swept_one = find_governed_point(timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle)
+    alone = run_governed(timeline, gpu, OperatingPoint(power_limit_w=300.0), bundle)[0]
+    swept_one = run_governed(timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle)[0]
     assert swept_one.clock_hz.shape == (1, 1)
     assert_allclose(swept_one.clock_hz.ravel(), alone.clock_hz.ravel(), rtol=1e-12)
     totals = total_at_clock(timeline, swept_one.at, bundle)

@@ -142,7 +142,7 @@ def predict_many(
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
             check_runs(graph, chip, workload, chosen)
     notes += prices.notes
-    found = predict_graphs([_note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
+    found = predict_graphs([note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
 
 
@@ -154,18 +154,7 @@ def _read_options(given: Mapping[str, object]) -> ModelOptions:
     return ModelOptions.from_names(**given)
 
 
-def resolve_inputs(
-    graph: Graph, chip: Gpu, fitted: Bundle, operands: str | None = None, **settings: Any
-) -> tuple[Graph, Gpu, OperatingPoint, Bundle]:
-    """Return the graph with every default noted, the GPU, its operating point and its bundle for these settings.
-
-    ``settings`` are those of ``predict``: clock, power_limit, host_launch, temperature, duration, data and card.
-    """
-    notes, at, fitted = resolve_settings(chip, fitted, **settings)
-    return _note_settings(graph, notes, operands, chip), chip, at, fitted
-
-
-def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
+def note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
     """Return a graph with the settings' notes and the place of its operands.
 
     An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is noted, where an

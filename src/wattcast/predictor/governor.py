@@ -41,19 +41,14 @@ class GovernedPoint:
         return np.asarray(self.at.clock_hz, dtype=np.float64)
 
 
-def find_governed_point(timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> GovernedPoint:
-    """Find the highest set clock at which mean power meets the limit that the governor holds.
+def run_governed(
+    timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle
+) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
+    """Find the highest set clock at which mean power meets the limit that the governor holds, and the workload there.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
-    return run_governed(timeline, gpu, at, bundle)[0]
-
-
-def run_governed(
-    timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle
-) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
-    """Find where the governor settles, and the workload at that clock."""
     runner = TimelineRunner(timeline, at, bundle)
     asked_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
     asked_hz = asked_hz if asked_hz.ndim else asked_hz.reshape(1)

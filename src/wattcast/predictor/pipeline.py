@@ -289,5 +289,5 @@ def idle_power_w(bundle: Bundle, clock_hz: Array) -> Array:
 
 
 def _set_clock(at: OperatingPoint) -> Array:
-    assert at.clock_hz is not None, "no clock is set: call governor.find_governed_point first"
+    assert at.clock_hz is not None, "no clock is set: call governor.run_governed first"
     return np.asarray(at.clock_hz, dtype=np.float64)

@@ -21,9 +21,9 @@ from wattcast.kernels.kernel_table import RowIndex
 from wattcast.predictor import api
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import apply_factors
-from wattcast.predictor.governor import find_governed_point
-from wattcast.predictor.pipeline import KernelDetail, analyse_graph, detail_at_clock, total_at_clock
-from wattcast.predictor.prediction import Prediction, predict_timeline
+from wattcast.predictor.governor import run_governed
+from wattcast.predictor.pipeline import KernelDetail, detail_at_clock, total_at_clock
+from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload import build_model
 from wattcast.workload.graph import Graph
@@ -196,7 +196,7 @@ class ConfigurationView:
         """
         low_hz, high_hz = find_clock_span(self.gpu)
         asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
-        top = find_governed_point(self.timeline, self.gpu, replace(self.at, clock_hz=high_hz), self.bundle)
+        top = run_governed(self.timeline, self.gpu, replace(self.at, clock_hz=high_hz), self.bundle)[0]
         clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
         totals = total_at_clock(self.timeline, replace(self.at, clock_hz=as_sweep(clock_hz)), self.bundle)
         return {
@@ -221,17 +221,16 @@ def view_configuration(
 ) -> ConfigurationView:
     """Predict a workload on a GPU and keep what the prediction was computed from."""
     graph = load_workload.load_workload(workload, options)
-    given = {name: value for name, value in vars(settings).items() if name not in ("bundle", "factors", "force")}
+    others = ("bundle", "factors", "force", "operands")
+    given = {name: value for name, value in vars(settings).items() if name not in others}
     fitted = apply_factors(api.find_bundle(settings.bundle, gpu), settings.factors)
-    noted, _, wanted, bundle = api.resolve_inputs(graph, gpu, fitted, **given)
+    notes, wanted, bundle = api.resolve_settings(gpu, fitted, **given)
     if not settings.force:
         api.check_power_limit(gpu, wanted)
         api.check_runs(graph, gpu, workload, options)
-    timeline = analyse_graph(noted, gpu, bundle)
-    prediction = predict_timeline(timeline, noted, gpu, wanted, bundle)
-    at = replace(wanted, clock_hz=np.array([float(prediction.clock_hz)]))
-    model = load_workload.find_model(workload)
-    return ConfigurationView(gpu, graph, prediction, timeline, at, bundle, model, options)
+    prediction = predict_graph(api.note_settings(graph, notes, settings.operands, gpu), gpu, wanted, bundle)
+    basis, model = prediction.basis, load_workload.find_model(workload)
+    return ConfigurationView(gpu, graph, prediction, basis.timeline, basis.at, bundle, model, options)
 
 
 def find_clock_span(gpu: Gpu) -> tuple[float, float]:

@@ -34,7 +34,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
-from wattcast.predictor.api import check_formats, resolve_inputs
+from wattcast.predictor.api import check_formats, resolve_settings
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graphs, idle_power_w, total_at_clock
 from wattcast.serving.host_times import HostTimes, load_host_times
@@ -341,8 +341,8 @@ def _predict_rows(gpu: Gpu, clocks_hz: Array, *tables: Sequence[Graph]) -> list[
     graphs = [graph for table in tables for graph in table]
     named = replace(graphs[0], name=graphs[0].name.split()[0])
     check_formats(named, gpu, "Choose another --quantization or --dtype.")
-    _, chip, at, bundle = resolve_inputs(graphs[0], gpu, bundle_for(gpu), clock=clocks_hz, host_launch=0.0)
-    totals = [total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, chip, bundle)]
+    _, at, bundle = resolve_settings(gpu, bundle_for(gpu), clock=clocks_hz, host_launch=0.0)
+    totals = [total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, gpu, bundle)]
     rows = np.array([np.concatenate([one.latency_s, one.energy_j]) for one in totals])
     return np.split(rows, np.cumsum([len(table) for table in tables])[:-1])
 

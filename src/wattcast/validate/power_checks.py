@@ -43,7 +43,7 @@ from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import load_saved_model
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.governor import find_governed_point
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels, detail_at_clock
 
 SM = "instructions, arithmetic"  # a forecast counts the cycles of busy SMs, the others instructions and threads
@@ -104,7 +104,7 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
         kernels = build_kernels((op,), (read_condition(row),), chip, bundle.reference, (segment,))
         timeline = analyse_kernels(kernels, chip, bundle)
-        detail = detail_at_clock(timeline, find_governed_point(timeline, chip, OperatingPoint(), bundle).at, bundle)
+        detail = detail_at_clock(timeline, run_governed(timeline, chip, OperatingPoint(), bundle)[0].at, bundle)
         watts = (detail.kernel_part_w * detail.kernel_s[..., np.newaxis]).sum(axis=-2) / detail.kernel_s.sum()
         places = _group_watts(bundle.power.parts, watts.reshape(-1), _read_places("module"))
         total_w = forecast_w[_row_key(row)]
