@@ -60,7 +60,7 @@ from wattcast.predictor.kernel_phases import Correction, count_events
 from wattcast.predictor.learned_factors import LearnedFactors
 from wattcast.predictor.pipeline import BUSY_EVENT
 from wattcast.predictor.prediction import predict_graph
-from wattcast.predictor.timeline import active_sm_share
+from wattcast.predictor.timeline import count_active_sms, count_waves
 from wattcast.validate.kernel_checks import solve_relative
 from wattcast.validate.ledger import load_held_out
 from wattcast.workload.build_model import _build_graph, build_graph
@@ -257,7 +257,7 @@ def _rates(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_
     effective = rows.column("effective_clock_hz")
     effective_hz = np.where(np.isfinite(effective), effective, clock_hz)
     fixed_s = np.minimum(_FIXED_S * kernels.work.launches, latency_s)
-    busy = active_sm_share(kernels, sms) * sms * (latency_s - fixed_s) * effective_hz
+    busy = count_active_sms(kernels, count_waves(kernels, sms)) * (latency_s - fixed_s) * effective_hz
     value, events = np.column_stack([counted, busy]), (*names, BUSY_EVENT)
     used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
     priced = PowerRows(

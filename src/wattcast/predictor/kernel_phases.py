@@ -30,6 +30,7 @@ from wattcast.kernels.lowering import PIPE_EVENTS
 from wattcast.predictor.learned_factors import (
     TURNS_PER_CYCLE,
     LearnedFactors,
+    find_known_kind,
     late_dram_byte,
     load_imbalance,
     memory_tail,
@@ -170,10 +171,7 @@ _NOTHING = 1e-300  # stands for a correction of zero in logs
 
 def find_correction(group: str, corrections: Mapping[str, Correction]) -> Correction:
     """Find the corrections of a group, or of the nearest name above it: ``gemm.row`` falls back to ``gemm``."""
-    name = group
-    while name and name not in corrections:
-        name = name.rpartition(".")[0]
-    if not name:
+    if not (name := find_known_kind(group, corrections)):
         raise bad_value("corrections", f"{group}, or what it is a kind of", ", ".join(corrections))
     return corrections[name]
 

@@ -30,15 +30,6 @@ _PAIRS = 2**16  # of rows and points whose distances stay in a cache
 _LOG2_E = np.log2(np.e)  # scales coordinates so that 2^-r stands for exp(-r), which takes longer
 
 
-def nearness_from_squares(squares: Array) -> Array:
-    """Return exp(-r) of the nearest point from r²: 1 at a measured row, towards 0 far from all of them.
-
-    >>> nearness_from_squares(np.array([-1e-15, np.log(2.0) ** 2])).tolist()
-    [1.0, 0.5]
-    """
-    return np.exp(-np.sqrt(np.maximum(squares, 0.0)))
-
-
 @dataclass(frozen=True)
 class GaussianProcess:
     """Points in scaled coordinates, and what each adds."""
@@ -60,7 +51,7 @@ class GaussianProcess:
     def predict_rows(self, rows: Array, nearest_out: Array) -> Array:
         """Return the mean for each row ``(row, feature)``, columns in the order of ``features``.
 
-        ``nearest_out`` takes r² of the nearest point, for ``nearness_from_squares``.
+        ``nearest_out`` takes r² of the nearest point.
 
         r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
         middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
@@ -314,15 +305,17 @@ def evaluate_factors(
             continue
         model, rows = models[name], np.flatnonzero(family == which)
         place = {each: i for i, each in enumerate(model.features)}
-        columns = [(place[known], values) for each, values in features.items() if (known := _known_name(each, place))]
+        columns = [
+            (place[known], values) for each, values in features.items() if (known := find_known_kind(each, place))
+        ]
         map_blocks(partial(_evaluate_rows, model, columns, rows, factor, near), len(rows))
     return factor, near
 
 
-def _known_name(name: str, known: Mapping[str, object]) -> str:
-    """Return a feature's name where it is known, of a kind of kernel that of the nearest kind above it, else "".
+def find_known_kind(name: str, known: Mapping[str, object]) -> str:
+    """Return a name where it is known, of a kind of kernel that of the nearest kind above it, else "".
 
-    >>> _known_name("is elementwise.cat.append", {"is elementwise.cat": None})
+    >>> find_known_kind("is elementwise.cat.append", {"is elementwise.cat": None})
     'is elementwise.cat'
     """
     while name and name not in known:
@@ -338,13 +331,16 @@ def _evaluate_rows(
     near_out: Array,
     block: slice,
 ) -> None:
-    """Set factor and nearness of a block of the rows; ``columns`` are places in the model's table and features."""
+    """Set factor and nearness of a block of the rows; ``columns`` are places in the model's table and features.
+
+    Nearness is exp(-r) of the nearest point: 1 at a measured row, towards 0 far from all of them.
+    """
     some = rows[block]
     table, squares = np.zeros((len(model.features), len(some))), np.full(len(some), np.nan)
     for place, values in columns:
         table[place] += values.take(some)
     factor_out[some] = np.exp(model.predict_logs(table.T, squares))
-    near_out[some] = nearness_from_squares(squares)
+    near_out[some] = np.exp(-np.sqrt(np.maximum(squares, 0.0)))
 
 
 @dataclass(frozen=True)

@@ -285,11 +285,6 @@ def count_active_sms(kernels: Kernels, waves: Array) -> Array:
     return np.asarray(kernels.work.units / np.maximum(waves, 1e-30))
 
 
-def active_sm_share(kernels: Kernels, sm_count: Sweepable) -> Array:
-    """Return the share of the SMs with work, averaged over a kernel's waves, ``(*sweep, kernel)``."""
-    return np.asarray(count_active_sms(kernels, count_waves(kernels, sm_count)) / sm_count)
-
-
 @dataclass(frozen=True)
 class ClockLaw:
     """Effective over set clock: ``without`` tensor work, else linear between points of activity.
