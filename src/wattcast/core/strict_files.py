@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import read_shipped_table as read_shipped_table  # for bare nodes, it stands there
 from wattcast.core.records import dataclass
@@ -89,6 +90,11 @@ def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
     except RecursionError:
         raise bad_value(where, f"at most {MAX_DEPTH} levels", "more") from None
     return _convert(plain, kind, where)
+
+
+def read_shipped_yaml(kind: type[T], package: str, *place: str) -> T:
+    """Read a YAML file that ships in a package into ``kind``."""
+    return decode_yaml(files(package).joinpath(*place).read_bytes(), kind, place[-1])
 
 
 def convert_plain(plain: object, kind: type[T], where: str) -> T:

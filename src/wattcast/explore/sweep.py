@@ -280,8 +280,7 @@ def run_sweep(
 
 def run_here(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
     """Compute parts one after the other in this process."""
-    for index in indices:
-        yield work.compute_part(index)
+    return map(work.compute_part, indices)
 
 
 def process_runner(count: int) -> Runner:

@@ -16,7 +16,7 @@ import numpy as np
 from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_table
+from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table
 from wattcast.core.records import dataclass, replace
 from wattcast.fit import kernel_fit
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
@@ -194,9 +194,8 @@ def read_engine_options(row: Plain) -> ModelOptions:
 
 def load_measured_model(name: str) -> ModelSpec:
     """Return the model of a measured engine from the configuration it was started with."""
-    lines = files("wattcast.measure.campaigns").joinpath("engine_models.jsonl").read_bytes().splitlines()
-    found = (msgspec.json.decode(line) for line in lines if line.strip())
-    known = {line["name"]: line["config"] for line in found}
+    lines = read_lines(files("wattcast.measure.campaigns").joinpath("engine_models.jsonl"))
+    known = {line["name"]: line["config"] for line in lines}
     return convert_config(known[name], f"engine_models.jsonl: {name}", name)
 
 

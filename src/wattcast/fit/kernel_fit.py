@@ -26,10 +26,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
+from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
 from wattcast.fit.choice_fit import count_k_parts, fit_kernel_choice
 from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, select_kernels, settled_figures
 from wattcast.fit.latency_fit import LENGTH_ROWS, ResidualSample, fit_corrections, fit_residuals
@@ -56,7 +55,7 @@ from wattcast.predictor.learned_factors import (
     compute_ideal_terms,
 )
 from wattcast.predictor.pipeline import BUSY_EVENT
-from wattcast.predictor.timeline import ClockLaw, active_sm_share
+from wattcast.predictor.timeline import ClockLaw, count_active_sms, count_waves
 
 ACTIVITY_KNOTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 CLOCK_POWER = 2.0  # of the clock that stands for voltage squared times frequency relative to the clock
@@ -260,8 +259,7 @@ class StartingRule(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def starting_rule() -> StartingRule:
     """Return the rule that ships with Wattcast."""
-    data = files("wattcast.fit").joinpath("starting_rule.yaml").read_bytes()
-    return decode_yaml(data, StartingRule, "starting_rule.yaml")
+    return read_shipped_yaml(StartingRule, "wattcast.fit", "starting_rule.yaml")
 
 
 def build_bundle(
@@ -399,7 +397,7 @@ def price_rows(
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
     names, counted = count_events(some)
     fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches
-    active = active_sm_share(some, float(np.mean(gpu.sm_count))) * float(np.mean(gpu.sm_count))
+    active = count_active_sms(some, count_waves(some, float(np.mean(gpu.sm_count))))
     busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
     value = np.column_stack([counted, busy])
     events = (*names, BUSY_EVENT)

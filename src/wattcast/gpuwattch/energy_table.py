@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from wattcast.core import files, units
+from wattcast.core import units
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass, field, replace
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, read_shipped_table
+from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, read_shipped_table, read_shipped_yaml
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
 
@@ -300,8 +300,7 @@ class _ComponentFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_component_set(dialect: SimulatorDialect, compat: bool = False, more: Sequence[Path] = ()) -> ComponentSet:
     """Read the components of a dialect, then those of further files."""
-    own = files("wattcast.gpuwattch").joinpath(f"{dialect}.yaml").read_bytes()
-    base = decode_yaml(own, _ComponentFile, f"{dialect}.yaml")
+    base = read_shipped_yaml(_ComponentFile, "wattcast.gpuwattch", f"{dialect}.yaml")
     read = {f"{dialect}.yaml": base}
     for path in more:
         read[str(path)] = decode_yaml(read_bytes(path, _MAX_BYTE), _ComponentFile, path.name)

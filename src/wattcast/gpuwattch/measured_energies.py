@@ -30,7 +30,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import decode_yaml, read_shipped_table
+from wattcast.core.strict_files import read_shipped_table, read_shipped_yaml
 from wattcast.counter_models import profiler_counters
 from wattcast.counter_models.counter_table import read_column_map
 from wattcast.fit.scoring import mean_percent_error
@@ -259,8 +259,7 @@ class _MeasuredFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def _read_measured_file() -> _MeasuredFile:
-    data = files("wattcast.gpuwattch").joinpath("measured_h200.yaml").read_bytes()
-    return decode_yaml(data, _MeasuredFile, "measured_h200.yaml")
+    return read_shipped_yaml(_MeasuredFile, "wattcast.gpuwattch", "measured_h200.yaml")
 
 
 @dataclass(frozen=True)

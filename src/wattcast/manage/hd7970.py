@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core import files, units
+from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import decode_yaml
+from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables
 
 STRESS_APPLICATIONS = ("MaxFlops", "DeviceMemory")  # left out of the second geometric mean, as in the paper
@@ -32,7 +32,7 @@ UNCHANGED = ("occupancy", "divergence", "vgpr", "sgpr", "write_stall", "thrash",
 
 def read_data(name: str) -> dict[str, Any]:
     """Read a file of ``data/``; beside each number stands the sentence it was derived from."""
-    return decode_yaml(files("wattcast.manage").joinpath("data", name).read_bytes(), dict[str, Any], name)
+    return read_shipped_yaml(dict[str, Any], "wattcast.manage", "data", name)
 
 
 @dataclass(frozen=True)

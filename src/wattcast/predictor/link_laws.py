@@ -24,11 +24,10 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import files
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.records import dataclass, fields
-from wattcast.core.strict_files import decode_yaml
+from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
@@ -267,5 +266,4 @@ def mean_law(laws: Sequence[LinkLaw]) -> LinkLaw:
 @cache
 def load_laws() -> CollectiveLaws:
     """Return the laws that ship."""
-    where = "link_laws.yaml"
-    return decode_yaml(files("wattcast.predictor").joinpath(where).read_bytes(), CollectiveLaws, where)
+    return read_shipped_yaml(CollectiveLaws, "wattcast.predictor", "link_laws.yaml")

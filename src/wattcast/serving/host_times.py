@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import files, units
+from wattcast.core import units
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table, write_table
 from wattcast.core.records import dataclass
-from wattcast.core.strict_files import decode_yaml
+from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.core.whole_files import hold_folder
 
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
@@ -191,8 +191,7 @@ class _HostFile(msgspec.Struct, forbid_unknown_fields=True):
 def load_host_times() -> HostTimes:
     """Read the host times that ship with Wattcast."""
     where = "engine_host.yaml"
-    data = files("wattcast.serving").joinpath(where).read_bytes()
-    found = decode_yaml(data, _HostFile, where)
+    found = read_shipped_yaml(_HostFile, "wattcast.serving", where)
     times = {f"{n}_s": units.parse(str(item.value), "s", f"{where}: {n}") for n, item in found.values.items()}
     ratios = {name: float(item.value) for name, item in found.ratios.items()}
     return HostTimes(found.engine, **times, **ratios, capture_sizes=found.capture_sizes)

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from wattcast.core import files
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, fields, replace
-from wattcast.core.strict_files import decode_yaml, read_number, read_shipped_table
+from wattcast.core.strict_files import read_number, read_shipped_table, read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.bottom_up import chip_units, memory_array, technology
@@ -244,8 +243,7 @@ class Assumption(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 @cache
 def known_assumptions() -> dict[str, Assumption]:
     """Return the numbers that the catalogue does not hold, by name."""
-    data = files(technology.BOTTOM_UP_PACKAGE).joinpath("data", "assumed.yaml").read_bytes()
-    return decode_yaml(data, dict[str, Assumption], "assumed.yaml")
+    return read_shipped_yaml(dict[str, Assumption], technology.BOTTOM_UP_PACKAGE, "data", "assumed.yaml")
 
 
 def assumed_value(name: str) -> Any:

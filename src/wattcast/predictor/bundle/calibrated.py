@@ -24,7 +24,7 @@ import numpy as np
 
 from wattcast.core import files
 from wattcast.core.errors import bad_value, unknown_name
-from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import Gpu, load_gpu
@@ -204,10 +204,9 @@ def shipped_board_bundle(gpu: str, part_number: str) -> Bundle:
 
     ``boards.yaml`` has the factors, which ``python -m studies.card_levels --write`` learns.
     """
-    mean_card, where = shipped_bundle(gpu), "boards.yaml"
+    mean_card = shipped_bundle(gpu)
     assert mean_card is not None, "boards are told apart where a GPU was measured"
-    data = files("wattcast.predictor.bundle").joinpath(where).read_bytes()
-    board = decode_yaml(data, dict[str, _BoardFile], where)[part_number]
+    board = read_shipped_yaml(dict[str, _BoardFile], "wattcast.predictor.bundle", "boards.yaml")[part_number]
     said = ", ".join(f"{name} {value:g}" for name, value in board.factors.items())
     note = f"board {part_number}: {said} times the mean card's, from {board.cards} cards"
     return _scale_bundle(mean_card, board.factors, (note,))

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from wattcast.core import files, units
+from wattcast.core import units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
+from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import LibraryStyle, reference_chip
@@ -125,9 +125,7 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def forecast_rule() -> ForecastRule:
     """Return the rule that ships with Wattcast."""
-    return decode_yaml(
-        files("wattcast.predictor.bundle").joinpath("forecast.yaml").read_bytes(), ForecastRule, "forecast.yaml"
-    )
+    return read_shipped_yaml(ForecastRule, "wattcast.predictor.bundle", "forecast.yaml")
 
 
 _Made = TypeVar("_Made")

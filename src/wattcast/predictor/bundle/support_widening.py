@@ -18,10 +18,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import decode_yaml
+from wattcast.core.strict_files import read_shipped_yaml
 
 NORMAL_MEDIAN, NORMAL_P90 = 0.6745, 1.6449  # of |x|, x standard normal
 
@@ -213,5 +212,4 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def learned_distances() -> LearnedDistances:
     """Return the distances that ship with Wattcast."""
-    data = files("wattcast.predictor.bundle").joinpath("distances.yaml").read_bytes()
-    return decode_yaml(data, LearnedDistances, "distances.yaml")
+    return read_shipped_yaml(LearnedDistances, "wattcast.predictor.bundle", "distances.yaml")

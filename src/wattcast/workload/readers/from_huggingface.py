@@ -19,9 +19,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, unknown_name
-from wattcast.core.strict_files import decode_json, decode_yaml
+from wattcast.core.strict_files import decode_json, read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.model_options import SIZE_LIMIT
@@ -169,9 +168,8 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def load_rules() -> dict[str, _Rule]:
     """Return the rule of each ``model_type``, with those it is like worked in."""
-    data = files("wattcast.workload.readers").joinpath("huggingface.yaml").read_bytes()
     found: dict[str, _Rule] = {}
-    for name, own in decode_yaml(data, dict[str, _Rule], "huggingface.yaml").items():
+    for name, own in read_shipped_yaml(dict[str, _Rule], "wattcast.workload.readers", "huggingface.yaml").items():
         whole = _Rule()
         for part in (*(found[other] for other in own.like), own):
             states = [rule.read["state"] for rule in (whole, part) if "state" in rule.read]
