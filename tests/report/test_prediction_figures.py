@@ -17,7 +17,6 @@ from wattcast.measure.measured_run import MeasuredRun, draw_run_power, summarise
 from wattcast.predictor import api, prediction
 from wattcast.predictor.pipeline import analyse_graph
 from wattcast.predictor.prediction_json import encode_json, predictions_to_output
-from wattcast.report import configuration_view as looking
 from wattcast.report import figure_style as house
 from wattcast.report import prediction_figures
 from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
@@ -41,7 +40,6 @@ def seen() -> ConfigurationView:
 def test_a_look_analyses_its_workload_once(seen: ConfigurationView, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prediction, the course over time and the clock curve share one timeline; it used to be made twice."""
     times = []
-    monkeypatch.setattr(looking, "analyse_graph", lambda *given: times.append(given) or analyse_graph(*given))
     monkeypatch.setattr(prediction, "analyse_graph", lambda *given: times.append(given) or analyse_graph(*given))
     settings = RunSettings(clock="1.2GHz", power_limit="500W", host_launch="3us", temperature="70C", data="zeros")
     again = view_configuration("gpt2", seen.gpu, ModelOptions(batch=4, seq=256), settings)
