@@ -126,7 +126,7 @@ def test_without_onnx_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(from_onnx, "import_module", absent)
+    monkeypatch.setattr("wattcast.core.errors.import_module", absent)
     with pytest.raises(MissingTool, match=r"wattcast\[onnx\]"):
         from_onnx.read_onnx(tmp_path / "g.onnx")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum
+from importlib import import_module
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -71,6 +73,14 @@ class Refused(WattcastError):
     """A measurement that cannot be trusted, or an action that is not allowed."""
 
     exit_code = ExitCode.REFUSED
+
+
+def import_extra(module: str, why: str, extra: str) -> Any:
+    """Import a module of a library that one of Wattcast's extras brings, or say what to install."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingTool(f"{why}. Install it: pip install 'wattcast[{extra}]'.") from None
 
 
 def is_interrupt(error: BaseException | None) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from wattcast.core import files
-from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.core.errors import BadInput, bad_value, check_names, clip_text, import_extra, unknown_name
 from wattcast.core.records import asdict, dataclass, field, fields
 
 Plain = dict[str, Any]
@@ -225,14 +225,10 @@ def row_to_plain(row: Record | Plain) -> Plain:
 
 def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") -> T:
     """Return a mapping that was read back as ``kind``; unknown keys are refused by name."""
-    known = {item.name: item for item in fields(kind)}
-    values: Plain = {}
-    for name, value in plain.items():
-        if name == "record":
-            continue
-        if name not in known:
-            raise unknown_name("field", name, known, f"Found in {where}.")
-        values[name] = _to_tuples(value) if str(known[name].type).startswith("tuple") else value
+    known = {item.name: str(item.type) for item in fields(kind)}
+    given = {name: value for name, value in plain.items() if name != "record"}
+    check_names("field", given, known, f"Found in {where}.")
+    values = {name: _to_tuples(v) if known[name].startswith("tuple") else v for name, v in given.items()}
     try:
         return kind(**values)
     except TypeError as error:
@@ -375,11 +371,7 @@ def _columns_checksum(data: bytes) -> str:
 
 def import_polars() -> Any:
     """Import polars, or say what to install."""
-    try:
-        import polars
-    except ImportError:
-        raise MissingTool("tables need polars. Install it: pip install 'wattcast[measure]'.") from None
-    return polars
+    return import_extra("polars", "tables need polars", "measure")
 
 
 # (torch, take, operator as in workload JSON) -> a function that runs the operator once.

@@ -22,7 +22,7 @@ from typing import Any, Unpack, get_type_hints
 from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import table_rows
-from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, unknown_name
+from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, check_names
 from wattcast.core.records import dataclass, field, replace
 from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
 from wattcast.explore.study import Study, tabulate_points
@@ -371,9 +371,8 @@ def _parse_axes(vary: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, st
         name = name.replace("-", "_")
         if not equals or not text:
             raise bad_value("vary", "option=values, such as dtype=bf16,fp8", spec)
-        if name not in known:
-            more = " GPUs are named by --gpu; fields of a chip vary in `explore designs`."
-            raise unknown_name("option", name, known, f"Known: {', '.join(known)}.{more}")
+        more = "GPUs are named by --gpu; fields of a chip vary in `explore designs`."
+        check_names("option", name, known, f"Known: {', '.join(known)}. {more}")
         if name in varied or name in set_to:
             raise bad_value("vary", "each option once", f"{name} twice")
         if name in SETTING_COLUMNS:

@@ -28,7 +28,7 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Array, pareto_front
-from wattcast.core.errors import BadInput, MissingTool, WattcastError, bad_value, check_names
+from wattcast.core.errors import BadInput, WattcastError, bad_value, check_names, import_extra
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.explore.explorations import build_study, describe_point_risk
@@ -322,11 +322,8 @@ def _solve_assignment(
     fleet: Fleet, columns: list[_Column], base_w: Array, aim: FleetAim, power_w: float, prices: Prices | None = None
 ) -> tuple[Array, Array] | None:
     """Return the GPUs given and the GPUs' worth of busy time in each column; None where there is no solution."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_matrix, eye_array, hstack
-    except ImportError:
-        raise MissingTool("fleets need SciPy. Install it: pip install 'wattcast[explore]'.") from None
+    why = "fleets need SciPy", "explore"
+    optimize, sparse = import_extra("scipy.optimize", *why), import_extra("scipy.sparse", *why)
     size = len(columns)
     demand = np.array([c.demand for c in columns])
     kind = np.array([c.kind for c in columns])
@@ -336,21 +333,22 @@ def _solve_assignment(
     counts = np.array([count for _, count in fleet.gpus], dtype=float)
     every = np.arange(size)
     # variables: x (whole), u, t
-    owned = coo_matrix((gpus, (kind, every)), shape=(len(counts), 2 * size + 1))
-    held = hstack([-eye_array(size), eye_array(size), coo_matrix((size, 1))])
+    owned = sparse.coo_matrix((gpus, (kind, every)), shape=(len(counts), 2 * size + 1))
+    held = sparse.hstack([-sparse.eye_array(size), sparse.eye_array(size), sparse.coo_matrix((size, 1))])
     each = np.arange(len(rate))
     at = (np.append(demand, each), np.append(size + every, np.full(len(rate), 2 * size)))
-    work = coo_matrix((np.append(per_s / rate[demand], -np.ones(len(rate))), at), shape=(len(rate), 2 * size + 1))
+    shares = np.append(per_s / rate[demand], -np.ones(len(rate)))
+    work = sparse.coo_matrix((shares, at), shape=(len(rate), 2 * size + 1))
     above_w = busy_w - gpus * base_w[kind]
     budget = np.concatenate([above_w, np.zeros(size + 1)])[np.newaxis]
     room_w = power_w / fleet.pue - base_w @ counts
     limits = [
-        LinearConstraint(owned, -np.inf, counts),
-        LinearConstraint(held, -np.inf, 0.0),
-        LinearConstraint(work, 0.0, np.inf),
+        optimize.LinearConstraint(owned, -np.inf, counts),
+        optimize.LinearConstraint(held, -np.inf, 0.0),
+        optimize.LinearConstraint(work, 0.0, np.inf),
     ]
     if np.isfinite(power_w):
-        limits.append(LinearConstraint(budget, -np.inf, room_w))
+        limits.append(optimize.LinearConstraint(budget, -np.inf, room_w))
     fixed = aim is not FleetAim.THROUGHPUT
     cost = np.append(np.zeros(2 * size), -1.0)
     if fixed:
@@ -364,9 +362,8 @@ def _solve_assignment(
     low, high = np.zeros(2 * size + 1), np.full(2 * size + 1, np.inf)
     if fixed:
         low[-1] = high[-1] = 1.0
-    bounds = Bounds(low, high)
-    integrality = np.append(np.ones(size), np.zeros(size + 1))
-    done = milp(cost, constraints=limits, bounds=bounds, integrality=integrality, options={"time_limit": LIMIT_S})
+    bounds, whole = optimize.Bounds(low, high), np.append(np.ones(size), np.zeros(size + 1))
+    done = optimize.milp(cost, constraints=limits, bounds=bounds, integrality=whole, options={"time_limit": LIMIT_S})
     if done.x is None:
         return None
     given = np.round(done.x[:size])

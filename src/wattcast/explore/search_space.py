@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, unknown_name
+from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, unknown_name
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
@@ -248,10 +248,7 @@ class SearchSpace:
 
     def _draw_sobol(self, start: int, stop: int) -> Array:
         """Draw a scrambled Sobol sequence [Sobol1967; Owen1998]."""
-        try:
-            from scipy.stats import qmc
-        except ImportError:
-            raise MissingTool("Sobol samples need SciPy. Install it: pip install 'wattcast[explore]'.") from None
+        qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that other counts than powers of two balance less well is documented
             engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)

@@ -12,7 +12,6 @@ the one file. ``--out FOLDER`` stays a folder of parts, which polars, pandas, Du
 
 from __future__ import annotations
 
-import importlib
 import io
 import multiprocessing
 import signal
@@ -30,7 +29,7 @@ import numpy.typing as npt
 
 from wattcast import __version__
 from wattcast.core import arrays
-from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused, WattcastError, bad_value, check_names
+from wattcast.core.errors import BadInput, CannotWrite, Refused, WattcastError, bad_value, check_names, import_extra
 from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
@@ -404,10 +403,7 @@ def cluster_runner(address: str, workers: int | None = None) -> Runner:
         left = deque(indices)
         if not left:
             return
-        try:
-            dask = importlib.import_module("distributed")
-        except ImportError:
-            raise MissingTool("clusters need Dask. Install it: pip install 'wattcast[explore]'.") from None
+        dask = import_extra("distributed", "clusters need Dask", "explore")
         with ExitStack() as stack:
             if address == "local":
                 options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}

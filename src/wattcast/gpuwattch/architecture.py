@@ -9,7 +9,6 @@ depth are bounded.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import re
@@ -23,7 +22,7 @@ from xml.sax.saxutils import quoteattr
 import msgspec
 
 from wattcast.core import units
-from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text, nearest_names
+from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, nearest_names
 from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.whole_files import write_whole
@@ -233,11 +232,8 @@ def _parse_number(text: str) -> float | None:
 
 def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
     """Read an architecture from the bytes of a GPUWattch or AccelWattch XML file; entities are refused."""
-    try:
-        etree = importlib.import_module("defusedxml.ElementTree")
-        common = importlib.import_module("defusedxml.common")
-    except ImportError:
-        raise MissingTool("reading XML needs defusedxml. Install it: pip install 'wattcast[component]'.") from None
+    why = "reading XML needs defusedxml", "component"
+    etree, common = import_extra("defusedxml.ElementTree", *why), import_extra("defusedxml.common", *why)
     # some files carry comments before the declaration, which XML does not allow
     head = re.match(rb"\s*(?:<!--(?:(?!-->).){0,65536}-->\s*)+(?=<\?xml)", data, re.DOTALL)
     try:

@@ -12,7 +12,6 @@ kernels shorter than 0.5 ms, whose power is still rising.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import MissingTool, bad_value, check_names, nearest_names
+from wattcast.core.errors import bad_value, check_names, import_extra, nearest_names
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number
 from wattcast.gpuwattch.architecture import ChipArchitecture
@@ -200,10 +199,7 @@ def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array
             rest = b - a @ fixed
             fixed[free] = lsq_linear(a[:, free], rest, bounds=(lower[free], upper[free]), tol=1e-12).x
         return np.asarray(fixed)
-    try:
-        clarabel: Any = importlib.import_module("clarabel")
-    except ImportError:
-        raise MissingTool("orderings need clarabel. Install it: pip install 'wattcast[fit]'.") from None
+    clarabel = import_extra("clarabel", "orderings need clarabel", "fit")
     from scipy import sparse
 
     finite, identity = np.isfinite(upper), np.eye(a.shape[1])

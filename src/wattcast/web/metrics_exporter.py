@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from wattcast.core.errors import MissingTool
+from wattcast.core.errors import MissingTool, import_extra
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import parse_amount
 from wattcast.explore.explorations import ExploreObjective, explore
@@ -258,11 +258,8 @@ def make_registry(
     cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload], wait_s: float = SCRAPE_S
 ) -> Any:
     """Return a registry of our metrics alone."""
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError:
-        raise MissingTool("metrics need prometheus-client. Install it: pip install 'wattcast[serve]'.") from None
-    made = CollectorRegistry(auto_describe=False)
+    client = import_extra("prometheus_client", "metrics need prometheus-client", "serve")
+    made = client.CollectorRegistry(auto_describe=False)
     made.register(MetricsCollector(cards, workloads, wait_s))
     return made
 

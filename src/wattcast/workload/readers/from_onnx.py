@@ -7,11 +7,10 @@ it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
+from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.core.units import Dtype
@@ -181,9 +180,6 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
 
 
 def _import_onnx() -> Any:
-    try:
-        onnx = import_module("onnx")
-        import_module("onnx.shape_inference")
-    except ImportError:
-        raise MissingTool("reading ONNX needs the onnx package. Install it: pip install 'wattcast[onnx]'.") from None
-    return onnx
+    why = "reading ONNX needs the onnx package", "onnx"
+    import_extra("onnx.shape_inference", *why)
+    return import_extra("onnx", *why)
