@@ -25,7 +25,7 @@ import numpy as np
 
 from wattcast.core import errors, files
 from wattcast.core.arrays import Array, Sweepable, as_sweep
-from wattcast.core.errors import BadInput, MissingSpecification, bad_value, check_names, unknown_name
+from wattcast.core.errors import BadInput, MissingSpecification, bad_value, check_names
 from wattcast.core.records import dataclass, field, fields, is_dataclass
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
@@ -168,8 +168,7 @@ def power_model_kind(name: str) -> type[PowerModel]:
             if find_spec(module) is not None:
                 import_module(module)
     if name not in _MODELS:
-        known = power_model_kinds()
-        raise unknown_name("power model", name, known, f"Known: {', '.join(known)}.")
+        check_names("power model", name, power_model_kinds())
     return _MODELS[name]
 
 

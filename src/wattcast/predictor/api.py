@@ -22,7 +22,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Sweepable, as_sweep
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import BadInput, bad_value, check_names
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import load_node, load_node_file, strip_board
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C, Node
@@ -162,8 +162,7 @@ def note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip
     """
     l2_byte = np.max(chip.l2.capacity_byte or 0.0)
     if operands is not None:
-        if operands not in OPERANDS:
-            raise unknown_name("operands", operands, OPERANDS, "Do they come from device memory (cold) or L2 (warm)?")
+        check_names("operands", operands, OPERANDS, "Do they come from device memory (cold) or L2 (warm)?")
         if graph.phase:
             do = "Operators of a model find what the others leave, which is the default: leave --operands away."
             raise bad_value(f"{graph.name}: operands", "an operator or a list of operators", "a model", do)
@@ -202,8 +201,7 @@ def resolve_settings(
     notes = [note for note, taken in defaults.items() if taken]
     if data != "random":
         fitted = fitted.for_data(data)
-    if card not in CARDS:
-        raise unknown_name("card", card, CARDS, "Is it the card the bundle was fitted on, or another of its kind?")
+    check_names("card", card, CARDS, "Is it the card the bundle was fitted on, or another of its kind?")
     if card == "this":
         fitted = fitted.for_this_card()
     else:

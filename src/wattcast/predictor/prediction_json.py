@@ -167,10 +167,9 @@ ANSWERS = (
 SWEPT = ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "capped", "busy_s", "peak_power_w")
 
 
-def encode_json(out: object, indent: int = 1) -> bytes:
+def encode_json(out: object) -> bytes:
     """Encode an output struct or plain mapping as JSON text; NaN and infinity never pass."""
-    data = msgspec.json.encode(out)
-    return msgspec.json.format(data, indent=indent)
+    return msgspec.json.format(msgspec.json.encode(out), indent=1)
 
 
 def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionOut:

@@ -8,7 +8,7 @@ from typing import TypedDict, overload
 
 from wattcast.core import errors, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import BadInput, bad_value, check_names, unknown_name
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
@@ -79,9 +79,8 @@ def parse_prices(
     ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a region, ``us``; ``pue``
     the energy at the meter per energy of the GPU.
     """
-    for name in unknown:  # of whichever function takes prices beside its own options
-        known = tuple(PriceKeywords.__annotations__)
-        raise unknown_name("option", name, known, f"Prices: {', '.join(known)}.")
+    known = PriceKeywords.__annotations__  # ``unknown`` are of whichever function takes prices beside its own options
+    check_names("option", unknown, known, f"Prices: {', '.join(known)}.")
     if not 1.0 <= pue <= 10.0:
         raise bad_value("pue", "a number from 1 to 10", pue)
     per_j, currency = (

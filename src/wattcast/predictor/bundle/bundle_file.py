@@ -18,7 +18,7 @@ import numpy as np
 from wattcast import hardware
 from wattcast.core import files, units
 from wattcast.core.arrays import Array, read_arrays
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance, decode_json, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
@@ -117,8 +117,7 @@ class Bundle:
 
     def for_data(self, data: str) -> Bundle:
         """This bundle for a workload whose operands are ``data`` (``random``, ``zeros`` ...)."""
-        if data not in self.toggling:
-            raise unknown_name("data", data, self.toggling, f"Known: {', '.join(self.toggling)}.")
+        check_names("data", data, self.toggling)
         factor = self.toggling[data]
         law = replace(self.clock_law, toggling=factor) if self.clock_law else None
         return replace(self, power=self.power.with_data_factor(factor), clock_law=law)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from wattcast.core import files
-from wattcast.core.errors import bad_value, unknown_name
+from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.core.whole_files import write_whole
@@ -227,10 +227,8 @@ def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str
 
 def check_factors(factors: Mapping[str, float]) -> None:
     """Refuse unknown names and values out of reason."""
-    known = factor_names()
+    check_names("factor", factors, factor_names())
     for name, value in factors.items():
-        if name not in known:
-            raise unknown_name("factor", name, known, f"Known: {', '.join(known)}.")
         if not np.isfinite(value):
             raise bad_value(f"factor {name}", "a finite number", value)
         if name != IDLE_OFFSET and not LEAST_FACTOR <= value <= MOST_FACTOR:
