@@ -13,7 +13,7 @@ import pytest
 from wattcast.core.errors import MissingTool
 from wattcast.core.units import show
 from wattcast.predictor.api import find_gpu
-from wattcast.report.configuration_view import RunSettings, view_configuration
+from wattcast.report.configuration_view import view_configuration
 from wattcast.report.html_report import BROWSERS, _write_memory, build_report, conclude_view, print_report
 from wattcast.workload.model_options import ModelOptions
 
@@ -87,8 +87,8 @@ def test_a_report_opens_with_a_conclusion_in_three_sentences() -> None:
 
 def test_memory_by_purpose_and_the_largest_batch() -> None:
     fits, much = (
-        Page(_write_memory(view_configuration(model, find_gpu(gpu), ModelOptions(batch=4, seq=256), settings)).text)
-        for model, gpu, settings in (("gpt2", "h200", RunSettings()), ("llama3-70b", "a10", RunSettings(force=True)))
+        Page(_write_memory(view_configuration(name, find_gpu(gpu), ModelOptions(batch=4, seq=256), force=force)).text)
+        for name, gpu, force in (("gpt2", "h200", False), ("llama3-70b", "a10", True))
     )
     assert "Yes" in fits.words
     assert any("largest batch" in words for words in fits.words)
@@ -107,9 +107,9 @@ def test_a_report_prints_on_two_pages_before_its_appendix(call, tmp_path: Path, 
     if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no Chromium: apt-get install chromium")
     chips = [find_gpu("h200"), find_gpu("h100-sxm")]
-    page = build_report("llama3-8b", chips, ModelOptions(batch=8), RunSettings(), "")
+    page = build_report("llama3-8b", chips, ModelOptions(batch=8))
     body = page[: page.index('<article class="appendix"')] + "</body></html>"
-    monkeypatch.setattr("wattcast.report.html_report.build_report", lambda *given: page)
+    monkeypatch.setattr("wattcast.report.html_report.build_report", lambda *given, **settings: page)
     out = tmp_path / "report.pdf"
     done = call("report", "gpt2", "--gpu", "h200", "--out", str(out), "--paper", "Letter")
     assert done.code == 0, done.err

@@ -14,12 +14,12 @@ from wattcast.core.errors import BadInput, UnknownName
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.measured_run import MeasuredRun, draw_run_power, summarise_window
-from wattcast.predictor import api, prediction
+from wattcast.predictor import api, pipeline
 from wattcast.predictor.pipeline import analyse_graph
 from wattcast.predictor.prediction_json import encode_json, predictions_to_output
 from wattcast.report import figure_style as house
 from wattcast.report import prediction_figures
-from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
+from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.prediction_figures import (
     FIGURES,
     draw_clock_curves,
@@ -32,19 +32,19 @@ from wattcast.workload.model_options import ModelOptions
 
 @pytest.fixture(scope="module")
 def seen() -> ConfigurationView:
-    return view_configuration(
-        "gpt2", api.find_gpu("h200"), ModelOptions(batch=4, seq=256), RunSettings(power_limit="500W")
-    )
+    return view_configuration("gpt2", api.find_gpu("h200"), ModelOptions(batch=4, seq=256), power_limit="500W")
 
 
 def test_a_look_analyses_its_workload_once(seen: ConfigurationView, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prediction, the course over time and the clock curve share one timeline; it used to be made twice."""
     times = []
-    monkeypatch.setattr(prediction, "analyse_graph", lambda *given: times.append(given) or analyse_graph(*given))
-    settings = RunSettings(clock="1.2GHz", power_limit="500W", host_launch="3us", temperature="70C", data="zeros")
-    again = view_configuration("gpt2", seen.gpu, ModelOptions(batch=4, seq=256), settings)
+    monkeypatch.setattr(pipeline, "analyse_graph", lambda *given: times.append(given) or analyse_graph(*given))
+    settings = {"clock": "1.2GHz", "power_limit": "500W", "host_launch": "3us", "temperature": "70C", "data": "zeros"}
+    again = view_configuration("gpt2", seen.gpu, ModelOptions(batch=4, seq=256), **settings)
+    assert again.trace.duration_s == pytest.approx(again.prediction.latency_s)
+    assert again.clocks["latency_s"].size > 1
     assert len(times) == 1
-    alone = api.predict("gpt2", "h200", batch=4, seq=256, **vars(settings))
+    alone = api.predict("gpt2", "h200", batch=4, seq=256, **settings)
     assert predictions_to_output([again.prediction]) == predictions_to_output([alone])
 
 
@@ -133,7 +133,7 @@ def test_clock_curve_meets_the_prediction_where_it_settles(seen: ConfigurationVi
 @pytest.mark.parametrize("limit", ["700W", "300W", "200W"])
 def test_clock_curve_is_what_predict_says_at_each_clock(limit: str) -> None:
     options, gpu = ModelOptions(batch=8, seq=512), api.find_gpu("h200")
-    curve = view_configuration("llama3-8b", gpu, options, RunSettings(power_limit=limit, clock="1GHz")).clocks
+    curve = view_configuration("llama3-8b", gpu, options, power_limit=limit, clock="1GHz").clocks
     p = api.predict("llama3-8b", gpu, clock=curve["asked_hz"], power_limit=limit, batch=8, seq=512)
     for column in ("clock_hz", "latency_s", "power_w", "energy_j"):
         assert_allclose(curve[column], getattr(p, column), rtol=2e-5)

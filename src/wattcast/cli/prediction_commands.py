@@ -67,13 +67,10 @@ def predict(
     own["factors"] = shared_options.parse_factors(factor)
     predictions = api.predict_many(workloads, chip, **options, **own)
     if plot is not None:
-        from wattcast.report.configuration_view import RunSettings, view_configuration
+        from wattcast.report.configuration_view import ConfigurationView
         from wattcast.report.prediction_figures import draw_figure
-        from wattcast.workload.model_options import ModelOptions
 
-        of_model = ModelOptions.from_names(**{name: options[name] for name in MODEL_OPTIONS})
-        settings = RunSettings(**{name: options[name] for name in SETTINGS}, **own)
-        env.save_plot(draw_figure(figure, view_configuration(workloads[0], chip, of_model, settings)), plot)
+        env.save_plot(draw_figure(figure, ConfigurationView(predictions[0])), plot)
 
     def make_plain() -> object:
         from wattcast.predictor.prediction_json import predictions_to_output
@@ -117,7 +114,6 @@ def report(
     """
     from wattcast.core.whole_files import write_whole
     from wattcast.predictor.api import find_gpu
-    from wattcast.report.configuration_view import RunSettings
     from wattcast.report.html_report import PAPERS, build_report, print_report
     from wattcast.workload.model_options import ModelOptions
 
@@ -131,8 +127,9 @@ def report(
     for name, value in {"gpu": gpu, "force": force, **options}.items():
         if name in env.given:
             line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    settings = RunSettings(**{name: options.pop(name) for name in SETTINGS}, force=force)
-    page = build_report(workload, chips, ModelOptions.from_names(**options), settings, shlex.join(line))
+    settings: Any = {name: options.pop(name) for name in SETTINGS}
+    of_model = ModelOptions.from_names(**options)
+    page = build_report(workload, chips, of_model, shlex.join(line), force=force, **settings)
     data = print_report(page, paper) if kind == ".pdf" else page.encode()
     write_whole(out, data)
     env.say(f"report saved: {out}")

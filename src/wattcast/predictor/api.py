@@ -49,7 +49,7 @@ FORCE = "Predict it all the same: --force, force=True."
 CARDS = ("another", "this")
 OPERANDS = ("cold", "warm")
 SUSTAINED = "sustained"
-Workload: TypeAlias = str | Path | Graph | Mapping[str, object]
+Workload: TypeAlias = str | Path | Graph | ModelSpec | Mapping[str, object]
 Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 
 
@@ -105,7 +105,7 @@ def predict(
     intensity (``"400g/kWh"``) or a region (``"us"``), ``pue`` the site's overhead. ``force`` predicts what cannot
     run: a number format without units, a power limit that the card does not take, a model that does not fit.
     """
-    if inputs is not None or not isinstance(workload, (str, Path, Graph, Mapping)):
+    if inputs is not None or not isinstance(workload, (str, Path, Graph, ModelSpec, Mapping)):
         own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
         settings: Any = {name: value for name, value in options.items() if name not in own}
         return predict_many([load_workload.capture_workload(workload, inputs, own)], gpu, **settings)[0]
@@ -142,7 +142,7 @@ def predict_many(
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
             check_runs(graph, chip, workload, chosen)
     notes += prices.notes
-    found = predict_graphs([note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
+    found = predict_graphs([_note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
 
 
@@ -154,7 +154,7 @@ def _read_options(given: Mapping[str, object]) -> ModelOptions:
     return ModelOptions.from_names(**given)
 
 
-def note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
+def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
     """Return a graph with the settings' notes and the place of its operands.
 
     An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is noted, where an
@@ -252,7 +252,7 @@ def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> N
         raise bad_value("power limit", f"a limit that the {gpu.name} takes, {span}", found, otherwise)
 
 
-def check_runs(graph: Graph, gpu: Gpu, workload: Workload | ModelSpec, options: ModelOptions) -> None:
+def check_runs(graph: Graph, gpu: Gpu, workload: Workload, options: ModelOptions) -> None:
     """Raise an error where a GPU has no units for a format of the workload, or too little memory for it."""
     check_formats(graph, gpu, FORCE)
     capacity_byte = float(np.max(gpu.memory.capacity_byte))

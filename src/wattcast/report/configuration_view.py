@@ -6,9 +6,8 @@ prediction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,11 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels.kernel_table import RowIndex
 from wattcast.predictor import api
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import KernelDetail, detail_at_clock, total_at_clock
-from wattcast.predictor.prediction import Prediction, predict_graph
+from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload import build_model
-from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
@@ -142,26 +139,6 @@ CLOCK_POINTS = 48  # points of a clock curve
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """How the card and its host are set, and with which coefficients to predict.
-
-    None is the default; strings carry their unit, numbers are SI. The fields are those of ``wattcast.predict``.
-    """
-
-    clock: str | float | None = None
-    power_limit: str | float | None = None
-    host_launch: str | float | None = None
-    temperature: str | float | None = None
-    duration: str | float | None = None
-    operands: str | None = None
-    data: str = "random"
-    card: str = "another"
-    bundle: Bundle | Path | None = None
-    factors: Mapping[str, float] = field(default_factory=dict)
-    force: bool = False
-
-
-@dataclass(frozen=True)
 class MemoryRoom:
     """What a run holds in memory by purpose, and the largest batch that would fit; None where it is not known."""
 
@@ -172,21 +149,22 @@ class MemoryRoom:
 
 @dataclass(frozen=True)
 class ConfigurationView:
-    """A prediction with the timeline it was computed from; curves and memory are computed when they are asked for."""
+    """A prediction of one configuration; curves and memory are computed from its basis when they are asked for."""
 
-    gpu: Gpu
-    graph: Graph
     prediction: Prediction
-    timeline: Timeline
-    at: OperatingPoint  # at the clock that was predicted
-    bundle: Bundle
-    model: ModelSpec | None  # None: the workload is a list of operators
-    options: ModelOptions
+    model: ModelSpec | None = None  # None: the workload is a list of operators
+    options: ModelOptions = field(default_factory=ModelOptions)
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that it was predicted on."""
+        return self.prediction.basis.gpu
 
     @cached_property
     def trace(self) -> PowerTrace:
         """Power over time of one run."""
-        return build_power_trace(self.timeline, self.at, self.bundle)
+        basis = self.prediction.basis
+        return build_power_trace(basis.timeline, basis.at, basis.bundle)
 
     @cached_property
     def clocks(self) -> dict[str, Array]:
@@ -194,11 +172,11 @@ class ConfigurationView:
 
         Power rises with the clock, so every clock that the governor lowers ends at the same one, found once.
         """
-        low_hz, high_hz = find_clock_span(self.gpu)
+        basis, (low_hz, high_hz) = self.prediction.basis, find_clock_span(self.gpu)
         asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
-        top = run_governed(self.timeline, self.gpu, replace(self.at, clock_hz=high_hz), self.bundle)[0]
+        top = run_governed(basis.timeline, basis.gpu, replace(basis.at, clock_hz=high_hz), basis.bundle)[0]
         clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
-        totals = total_at_clock(self.timeline, replace(self.at, clock_hz=as_sweep(clock_hz)), self.bundle)
+        totals = total_at_clock(basis.timeline, replace(basis.at, clock_hz=as_sweep(clock_hz)), basis.bundle)
         return {
             "asked_hz": asked_hz,
             "clock_hz": clock_hz,
@@ -214,23 +192,14 @@ class ConfigurationView:
 
 
 def view_configuration(
-    workload: str | Graph | ModelSpec | Mapping[str, object],
+    workload: api.Workload,
     gpu: Gpu,
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
-    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
+    **settings: Unpack[api.SettingKeywords],
 ) -> ConfigurationView:
-    """Predict a workload on a GPU and keep what the prediction was computed from."""
-    graph = load_workload.load_workload(workload, options)
-    others = ("bundle", "factors", "force", "operands")
-    given = {name: value for name, value in vars(settings).items() if name not in others}
-    fitted = apply_factors(api.find_bundle(settings.bundle, gpu), settings.factors)
-    notes, wanted, bundle = api.resolve_settings(gpu, fitted, **given)
-    if not settings.force:
-        api.check_power_limit(gpu, wanted)
-        api.check_runs(graph, gpu, workload, options)
-    prediction = predict_graph(api.note_settings(graph, notes, settings.operands, gpu), gpu, wanted, bundle)
-    basis, model = prediction.basis, load_workload.find_model(workload)
-    return ConfigurationView(gpu, graph, prediction, basis.timeline, basis.at, bundle, model, options)
+    """Predict a workload on a GPU, with settings as ``wattcast.predict`` takes them, and view the prediction."""
+    (prediction,) = api.predict_many([(workload, vars(options))], gpu, **settings)
+    return ConfigurationView(prediction, load_workload.find_model(workload), options)
 
 
 def find_clock_span(gpu: Gpu) -> tuple[float, float]:

@@ -16,18 +16,19 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from wattcast import __version__
 from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
-from wattcast.core.records import dataclass, replace
+from wattcast.core.records import dataclass
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
+from wattcast.predictor.api import SettingKeywords
 from wattcast.predictor.prediction_json import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
-from wattcast.report.configuration_view import ConfigurationView, RunSettings, view_configuration
+from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import encode_figure
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, draw_pareto, label_views
 from wattcast.workload.model_options import ModelOptions
@@ -96,19 +97,19 @@ def build_report(
     workload: Any,
     gpus: Sequence[Gpu],
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
-    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
     how: str = "",
+    **settings: Unpack[SettingKeywords],
 ) -> str:
     """Build the page: the first GPU at length, and the others compared with it at their own clock and limit.
 
     ``how`` is the command that made it.
     """
-    main = view_configuration(workload, gpus[0], options, settings)
+    main = view_configuration(workload, gpus[0], options, **settings)
     others: dict[str, ConfigurationView | str] = {}
-    own = replace(settings, clock=None, power_limit=None)
+    settings |= {"clock": None, "power_limit": None}
     for gpu in gpus[1:]:
         try:
-            others[gpu.name] = view_configuration(workload, gpu, options, own)
+            others[gpu.name] = view_configuration(workload, gpu, options, **settings)
         except WattcastError as error:
             others[gpu.name] = str(error)
     return build_report_page(main, others, how)

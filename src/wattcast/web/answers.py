@@ -190,8 +190,8 @@ def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
         wattcast=__version__,
         prediction=shown,
         more_ops=len(p.basis.timeline.calls) - len(shown.ops),
-        phase=str(seen.graph.phase),
-        item=seen.graph.item,
+        phase=str(p.basis.graph.phase),
+        item=p.basis.graph.item,
         capacity_byte=float(np.mean(seen.gpu.memory.capacity_byte)),
         roofs=find_roofs(p, seen.gpu),
         byte_per_s=memory_byte_per_s,
@@ -356,9 +356,9 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
     gpu, bundle = _load_card(asked.gpu)
     names = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
-    given = {name: value for name, value in _library_keywords(asked).items() if name in names}
-    settings = configuration_view.RunSettings(**given, bundle=bundle, force=True)  # the page says what does not fit
-    seen = configuration_view.view_configuration(work, gpu, options, settings)
+    given: Any = {name: value for name, value in _library_keywords(asked).items() if name in names}
+    # ``force``: the page says what does not fit
+    seen = configuration_view.view_configuration(work, gpu, options, **given, bundle=bundle, force=True)
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
 
