@@ -26,13 +26,13 @@ from wattcast.explore.explorations import (
     Alternative,
     Exploration,
     ExploreObjective,
-    WorkloadSource,
     build_study,
 )
 from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
+from wattcast.predictor.api import Workload
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.report.figure_style import (
     MODULE_COLOURS,
@@ -318,7 +318,7 @@ def draw_curves(
     return add_caption(figure, caption)
 
 
-def draw_exploration(found: Exploration, workload: WorkloadSource, options: Mapping[str, Any]) -> Figure:
+def draw_exploration(found: Exploration, workload: Workload, options: Mapping[str, Any]) -> Figure:
     """Draw curves over clocks where they vary, each GPU's curve where GPUs do, else energy against latency."""
     if "asked_clock_hz" in found.axes:
         lines: dict[str, list[dict[str, Any]]] = {}
@@ -334,7 +334,7 @@ def draw_exploration(found: Exploration, workload: WorkloadSource, options: Mapp
     return draw_algorithms(found.points, found.title)
 
 
-def draw_gpus(workload: WorkloadSource, found: Sequence[Alternative], options: Mapping[str, Any]) -> Figure:
+def draw_gpus(workload: Workload, found: Sequence[Alternative], options: Mapping[str, Any]) -> Figure:
     """Draw power and energy against latency over the clocks of each GPU, a line for each, eight at most."""
     tables: dict[str, Columns] = {}
     for chip in [choice.chip for choice in found if choice.results and choice.chip is not None][:8]:

@@ -29,7 +29,7 @@ from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
-from wattcast.predictor.api import find_gpu
+from wattcast.predictor.api import Workload, find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graph
@@ -39,11 +39,9 @@ from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
 from wattcast.workload.readers import load_workload
 
-WorkloadSource = str | Path | Graph | Mapping[str, object]
-
 
 def explore_designs(
-    workload: WorkloadSource,
+    workload: Workload,
     gpu: str | Path | Gpu,
     vary: Sequence[str],
     *,
@@ -70,7 +68,7 @@ def explore_designs(
 
 
 def build_study(
-    workload: WorkloadSource,
+    workload: Workload,
     gpu: str | Path | Gpu,
     vary: Sequence[str],
     where: Sequence[str] = (),
@@ -164,7 +162,7 @@ class ExploreKeywords(ModelKeywords, PriceKeywords, total=False):
 
 
 def explore(
-    workload: WorkloadSource,
+    workload: Workload,
     gpu: str | Path | Gpu | Sequence[str | Path | Gpu],
     vary: Sequence[str] = (),
     *,

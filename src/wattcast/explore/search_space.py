@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import errors, units
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, unknown_name
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
@@ -108,7 +108,7 @@ class Constraint:
     bound: float
     unit: str
 
-    def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> Mask:
         """Tell which points meet the constraint."""
         return np.asarray(_OPERATORS[self.sign](columns[self.column], self.bound))
 

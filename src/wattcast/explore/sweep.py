@@ -322,7 +322,7 @@ def _run_on_pool(
 _RUN_AGAIN = "What is finished is kept; run the same command again."
 
 
-def _choose_scattered(point: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
+def _choose_scattered(point: npt.NDArray[np.int64], share: float) -> arrays.Mask:
     """Choose about this share of all points by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
 
     Every n-th point would fall into step with the axes of a grid and show few of their values.

@@ -69,7 +69,7 @@ class MeasuredLayers:
     kernels: Array
     terms: Array
 
-    def select_rows(self, rows: npt.NDArray[np.bool_]) -> MeasuredLayers:
+    def select_rows(self, rows: Mask) -> MeasuredLayers:
         """Return some of the layers."""
         names = tuple(name for name, wanted in zip(self.name, rows, strict=True) if wanted)
         return MeasuredLayers(names, self.layer_s[rows], self.alone_s[rows], self.kernels[rows], self.terms[rows])

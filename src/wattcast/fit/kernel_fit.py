@@ -24,7 +24,6 @@ from functools import cache
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, replace
@@ -148,7 +147,7 @@ def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> A
     return np.asarray(np.minimum(np.sqrt(steps @ done.x), 1.0))
 
 
-def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: npt.NDArray[np.bool_]) -> dict[str, float]:
+def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: Mask) -> dict[str, float]:
     """Fit the dynamic energy of each kind of data relative to random data, by least squares on relative error."""
     found, data = {"random": 1.0}, np.array(rows.data)
     for name in dict.fromkeys(d for d in rows.data if d != "random"):
@@ -321,7 +320,7 @@ def fit_idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePowe
     )
 
 
-def uses_tensor_cores(kernels: Kernels) -> npt.NDArray[np.bool_]:
+def uses_tensor_cores(kernels: Kernels) -> Mask:
     """Return the mask of kernels that issue tensor instructions."""
     return np.array([event.startswith("tensor") for event in kernels.pipe_event])
 

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.records import dataclass
 from wattcast.fit.kernel_rows import KernelRows, parse_operators, select_kernels
@@ -95,9 +95,9 @@ def pick_candidates(
     kernels: Kernels,
     known: Kernels,
     weight: Array,
-    allowed: npt.NDArray[np.bool_],
+    allowed: Mask,
     count: int,
-    measured: npt.NDArray[np.bool_] | None = None,
+    measured: Mask | None = None,
 ) -> list[tuple[int, float]]:
     """Pick candidates by their worth, the variance they take from targets of ``weight``; return both.
 
@@ -136,7 +136,7 @@ class _FamilyProblem:
         there: Index,
         extra: Index,
         share: Array,
-        allowed: npt.NDArray[np.bool_],
+        allowed: Mask,
     ) -> None:
         self._here, self._left, self._weight = here, allowed.copy(), share[here]
         names = sorted({n for n in (*kernels.work.features, *known.work.features) if n.startswith("log_")})

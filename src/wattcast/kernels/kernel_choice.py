@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn, index_distinct, map_blocks
+from wattcast.core.arrays import Array, CodedColumn, Mask, index_distinct, map_blocks
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, fields
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
@@ -25,7 +25,6 @@ from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 
 KERNEL_KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
 HOPPER_KIND, VECTOR_KIND = KERNEL_KINDS.index("hopper"), KERNEL_KINDS.index("vector")
-Flags = npt.NDArray[np.bool_]
 _Rows = npt.NDArray[np.intp]
 STANDARD_SIDE = 128.0  # of a tile that feeds the tensor cores of an SM
 _BY_KIND = np.array(
@@ -80,7 +79,7 @@ class KernelPicks:
     constants: Array  # (constant, row, pick), as ``tile_constants`` has them
 
     @cached_property
-    def sure(self) -> Flags:
+    def sure(self) -> Mask:
         """Rows of which one kernel is certain, ``(row,)``."""
         return np.asarray(self.share[:, 0] == 1.0)
 
@@ -108,7 +107,7 @@ def tile_constants(kind: npt.NDArray[np.int64], tile_n: Array, tile_m: Array) ->
     return np.array([step_byte, blocks, fewest, cuda, slots, (STANDARD_SIDE**2 / area) ** feed, shared])
 
 
-def _tiles_per_sm(hopper: Flags, area: Array) -> Array:
+def _tiles_per_sm(hopper: Mask, area: Array) -> Array:
     """Return the tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller ones before."""
     return np.where(hopper, 1.0, _HELD[np.searchsorted(_AREAS, area, side="right")])
 
@@ -175,7 +174,7 @@ _LONGEST = 4096.0  # side of a product beyond which its ratio to the other tells
 
 
 def candidate_terms(
-    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Flags, sms: float
+    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Mask, sms: float
 ) -> Array:
     """Return what each candidate would do with each product, ``(term, row, candidate)``; sizes are ``(row,)``.
 
@@ -274,7 +273,7 @@ class KernelChooser:
     kind: npt.NDArray[np.str_]  # (candidate,)
     tile_n: Array
     tile_m: Array
-    split: Flags
+    split: Mask
     weight: Array  # (term,) of what a candidate would do
     own: Array  # (candidate, 1 + shape) of the shape, a constant first
     names: tuple[str, ...]  # columns of the shape
@@ -334,7 +333,7 @@ _MOST_PICKS = 8
 _SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
 
 
-def impossible_candidates(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Flags:
+def impossible_candidates(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Mask:
     """Return the candidates that no library takes for a product, ``(row, candidate)``.
 
     These are kernels without a tile where their time, which goes with the rows, passes that of tiles: for many rows,

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn, Sweepable, index_distinct, map_distinct
+from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
 from wattcast.core.records import dataclass, field, fields
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
 from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
 
 Columns = dict[str, Array]  # each ``(row,)``
-Flags = npt.NDArray[np.bool_]
 RowIndex = npt.NDArray[np.int64]
 _Rows = npt.NDArray[np.intp]
 _Names = tuple[str, ...]
@@ -79,13 +78,13 @@ class ConditionColumns:
     """The conditions of all rows as columns, each ``(row,)``."""
 
     usual: bool  # all rows run as usual
-    cold: Flags  # all operands come from device memory
-    warm: Flags  # none does
-    counted: Flags  # device memory as a profiler counts it
-    straight: Flags  # of a product: its right operand lies with k outermost
-    split_heads: Flags  # of attention: heads outside of positions
-    flash: Flags
-    cudnn: Flags
+    cold: Mask  # all operands come from device memory
+    warm: Mask  # none does
+    counted: Mask  # device memory as a profiler counts it
+    straight: Mask  # of a product: its right operand lies with k outermost
+    split_heads: Mask  # of attention: heads outside of positions
+    flash: Mask
+    cudnn: Mask
     rows: Array  # 0: not said
     run: Array
     ran: Sequence[KernelsRun]
@@ -263,7 +262,7 @@ class Kernels:
         )
 
     @cached_property
-    def fills_sm(self) -> Flags:
+    def fills_sm(self) -> Mask:
         """Kernels whose units fill an SM each, ``(kernel,)``.
 
         A mean of several likely products has no whole number of tiles, and so no last wave that is partly empty: 128

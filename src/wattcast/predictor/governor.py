@@ -11,7 +11,6 @@ duration at the mean of those before and after, f = s·f_asked + (1 - s)·f_held
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.records import dataclass, replace
@@ -31,8 +30,8 @@ class GovernedPoint:
     """The operating point that the governor settles at."""
 
     at: OperatingPoint  # with the set clock, as NVML would report it, (*sweep, 1)
-    capped: npt.NDArray[np.bool_]  # (*sweep,) the power limit lowered the clock
-    met: npt.NDArray[np.bool_]  # (*sweep,) mean power is within the limit; False at the lowest clock
+    capped: Mask  # (*sweep,) the power limit lowered the clock
+    met: Mask  # (*sweep,) mean power is within the limit; False at the lowest clock
     asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
 
     @property

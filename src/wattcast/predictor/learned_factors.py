@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable, index_distinct, map_blocks, map_distinct
+from wattcast.core.arrays import Array, Mask, Sweepable, index_distinct, map_blocks, map_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.tree_ensemble import TreeEnsemble
@@ -437,7 +437,7 @@ class LayeredFactors(LearnedFactors):
             return found
         return np.where(self._is_own(kernels), found, self.carried.off_chip(kernels, time))
 
-    def _is_own(self, kernels: Kernels) -> npt.NDArray[np.bool_]:
+    def _is_own(self, kernels: Kernels) -> Mask:
         models = {family: frozenset(model.features) for family, model in self.own.time.items()}
         groups = kernels.work.kernel_family
         return map_distinct(lambda group: f"is {group}" in models.get(root_family(group), ()), groups)

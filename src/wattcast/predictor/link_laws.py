@@ -22,9 +22,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.arrays import Array, Mask, Sweepable
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.records import dataclass, fields
 from wattcast.core.strict_files import read_shipped_yaml
@@ -35,8 +34,6 @@ from wattcast.hardware.gpu import Fabric, Node
 from wattcast.kernels.families.collectives import COPYING_SMS
 from wattcast.predictor.timeline import Timeline, compute_kernel_s
 from wattcast.workload.operator_types import Collective
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,9 @@ class CollectiveRows:
 
     byte: Array
     gpus: Array
-    all_reduce: Flags
-    peers: Flags  # all-to-all and send
-    multicast: Flags  # the switch could add up this number format
+    all_reduce: Mask
+    peers: Mask  # all-to-all and send
+    multicast: Mask  # the switch could add up this number format
 
     @property
     def steps(self) -> Array:
@@ -158,7 +155,7 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
     return taken_s
 
 
-def _within_node_s(rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, engine: Flags) -> Array:
+def _within_node_s(rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, engine: Mask) -> Array:
     """Return the seconds of collectives of GPUs of one node, ``(*sweep, row)``; nothing where there is one GPU."""
     links = gpu.links
     bridged = node.fabric is Fabric.BRIDGE

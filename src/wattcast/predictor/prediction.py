@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, sweep_values
+from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
@@ -144,7 +144,7 @@ class Prediction:
     energy_j: Values
     clock_hz: Values  # as NVML would report it
     effective_clock_hz: Values
-    capped: bool | npt.NDArray[np.bool_]
+    capped: bool | Mask
     busy_s: Values
     memory_byte: float | None
     fits: bool | None  # in the GPU's memory (in every point of a sweep); None: unknown

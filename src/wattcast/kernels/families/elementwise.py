@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn, map_distinct
+from wattcast.core.arrays import Array, CodedColumn, Mask, map_distinct
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
@@ -38,7 +38,6 @@ from wattcast.kernels.kernel_table import (
     SM_THREADS,
     ConditionColumns,
     FamilyColumns,
-    Flags,
     LaunchGrid,
     ReferenceChip,
     as_columns,
@@ -252,7 +251,7 @@ class _Sizes(NamedTuple):
     rows: Array
     run: Array
     kernel: _KernelIndex
-    cold: Flags  # operands come from device memory
+    cold: Mask  # operands come from device memory
     again: Array  # bytes read a second time
     form: _FormColumns
 

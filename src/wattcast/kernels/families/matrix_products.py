@@ -17,9 +17,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn, map_distinct
+from wattcast.core.arrays import Array, CodedColumn, Mask, map_distinct
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_choice import (
@@ -133,8 +132,8 @@ def fastest_tile(
     k: Array,
     width: Array,
     rate: Array,
-    slim: npt.NDArray[np.bool_],
-    whole: npt.NDArray[np.bool_],
+    slim: Mask,
+    whole: Mask,
     reference: ReferenceChip,
     reduce_cycles: Array | float = _REDUCE_CYCLES,
 ) -> tuple[Array, Array, Array]:

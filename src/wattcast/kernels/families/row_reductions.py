@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn
+from wattcast.core.arrays import Array, CodedColumn, Mask
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
@@ -22,7 +22,6 @@ from wattcast.kernels.kernel_table import (
     SM_THREADS,
     ConditionColumns,
     FamilyColumns,
-    Flags,
     ReferenceChip,
     count_columns,
     resident_share,
@@ -144,7 +143,7 @@ def _read_form(op: RowReduction) -> tuple[str, Dtype, Dtype, bool, bool]:
     return op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, isinstance(op, Softmax) and op.log
 
 
-def _count_work(of: AlikeRows, cold: Flags, reference: ReferenceChip) -> tuple[Array | Flags | float, ...]:
+def _count_work(of: AlikeRows, cold: Mask, reference: ReferenceChip) -> tuple[Array | Mask | float, ...]:
     """Return the columns of operators that one kernel runs; numbers are those of all of them."""
     softmax, width, sms = of.kind == "softmax", of.dtype.byte, reference.sm_count
     read, write, both = of.read_byte, of.write_byte, of.read_byte + of.write_byte
