@@ -63,6 +63,7 @@ def designs(
     """
     from wattcast.explore import exploration_report as report
     from wattcast.explore import explorations
+    from wattcast.explore.search_space import find_column
     from wattcast.explore.sweep import run_sweep
 
     axes = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
@@ -87,7 +88,7 @@ def designs(
     if out is not None:
         before = f" ({done.continued} parts were there before)" if done.continued else ""
         env.say(f"{done.summary.kept:,} points saved: {out}{before}")
-    columns = [report.find_column(done, word) for word in axes]
+    columns = [find_column(word, study.gpu, study.space.columns)[0] for word in axes]
     if plot is not None:
         env.save_plot(report.draw_heat_map(done, columns) if axes else report.draw_pareto_front(done), plot)
     return CommandOutput.of(done, report.sweep_json, report.print_sweep)

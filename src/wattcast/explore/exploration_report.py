@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from wattcast import __version__
 from wattcast.core.arrays import table_rows
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import FitStatus, read_shipped_table
 from wattcast.core.units import show
 from wattcast.explore.explorations import (
@@ -29,7 +29,7 @@ from wattcast.explore.explorations import (
     build_study,
 )
 from wattcast.explore.fleet import FleetAssignment
-from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod, find_field
+from wattcast.explore.search_space import SamplingMethod
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
 from wattcast.predictor.api import Workload
@@ -83,20 +83,6 @@ def sweep_json(done: SweepResult) -> dict[str, Any]:
         "notes": list(done.notes),
         "assumptions": list(dict.fromkeys([*study.graph.assumptions, *study.bundle.assumptions])),
     }
-
-
-def find_column(done: SweepResult, name: str) -> str:
-    """Find the column that a person means by a field's name or the column's own."""
-    known = [*done.study.space.columns, *RESULT_UNITS]
-    if name in known:
-        return name
-    try:
-        found = find_field(name, done.study.gpu).column
-    except BadInput:
-        found = ""
-    if found not in known:
-        raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.")
-    return found
 
 
 def exploration_json(found: Exploration) -> dict[str, Any]:

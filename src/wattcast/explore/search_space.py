@@ -133,14 +133,14 @@ def parse_constraints(texts: Sequence[str], gpu: Gpu, axes: Iterable[str]) -> tu
         if match is None:
             raise bad_value("where", "name, <= < >= > or ==, and a value, such as power_w<=400", text)
         name, sign, bound = match.groups()
-        column, unit = _find_constrained(name, gpu, varied)
+        column, unit = find_column(name, gpu, varied)
         is_bare = errors.fold_name(name) == errors.fold_name(column) and _NUMBER.fullmatch(bound) is not None
         found.append(Constraint(column, sign, units.parse(bound, "" if is_bare else unit, f"where {name}"), unit))
     return tuple(found)
 
 
-def _find_constrained(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, str]:
-    """Return column and unit of a result or an axis."""
+def find_column(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, str]:
+    """Find column and unit of the result or the axis that a person means."""
     columns = {errors.fold_name(column): column for column in RESULT_UNITS}
     columns |= {errors.fold_name(short): column for short, column in _SHORT.items()}
     column = columns.get(errors.fold_name(name))
@@ -152,7 +152,7 @@ def _find_constrained(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, 
     except BadInput:
         raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.") from None
     if field.column not in axes:
-        raise bad_value("where", f"a result or a field that varies ({', '.join(known)})", name)
+        raise bad_value("column", f"a result or a field that varies ({', '.join(known)})", name)
     return field.column, field.unit
 
 
