@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from wattcast.core.errors import BadInput, MissingTool, Refused
-from wattcast.manage.live_control import control_serving
+from wattcast.manage.live_control import LivePlant, control_serving
+from wattcast.manage.plants import Knob, KnobRole, Lattice
 from wattcast.manage.serving_control import (
     KEPT,
     LEVEL_SHARES,
@@ -174,6 +175,9 @@ class Card:
     def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
         self.set_hz.append(core_hz)
 
+    def give_back(self) -> None:
+        self.set_hz.append(None)
+
 
 def test_an_engine_that_stops_answering_gets_its_card_back() -> None:
     card, said = Card(), list[str]()
@@ -185,13 +189,20 @@ def test_an_engine_that_stops_answering_gets_its_card_back() -> None:
         times = (LatencyHistogram((math.inf,), (done,), 0.01 * done) for _ in range(2))
         return EngineReading(*times, OUTPUT * done, 0.0, 10.0)
 
+    def serve_until(end_s: float) -> LivePlant:
+        lattice, held = Lattice((Knob(KnobRole.CORE_CLOCK, tuple(LEVELS_HZ)),)), cast(Any, card)
+        plant = LivePlant(held, lattice, 1.0, lambda: card.now_s < end_s, card.wait, say=said.append)
+        control_serving(plant, keeper, read)
+        return plant
+
     keeper = LatencyKeeper(LEVELS_HZ, LIMITS)
-    control_serving(card, keeper, read, lambda: card.now_s < 400.0, card.wait, said.append)  # type: ignore[arg-type]
+    assert serve_until(400.0).controlled
     assert card.set_hz[0] is not None
     assert card.set_hz[-1] is None
     assert sum("does not answer" in text for text in said) == 1
-    with pytest.raises(Refused, match="taken back"):
-        control_serving(card, keeper, read, lambda: card.now_s < 2000.0, card.wait, said.append)  # type: ignore[arg-type]
+    assert not serve_until(2000.0).controlled
+    assert said[-1] == "control ends: taken back."
+    assert card.now_s < 1000.0
 
 
 # -- the simulator as the plant ----------------------------------------------------------------------------

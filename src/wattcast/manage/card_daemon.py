@@ -211,7 +211,6 @@ class CardKeeper:
         if note is not None:
             try:
                 card_notes.restore_card(self._reach_card(), note)
-
             except (WattcastError, OSError) as error:
                 self._card = None
                 self._retry_s = time.monotonic() + RETRY_S

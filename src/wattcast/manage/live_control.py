@@ -170,9 +170,9 @@ class LivePlant:
         """Run one period. Settings the card refuses are left out from then on; the program runs on."""
         left_s = self.period_s
         if self.controlled and settings != self._now and self._set_knobs(settings):
-            left_s -= self._pause_heard(min(SETTLE_S, 0.2 * self.period_s))
+            left_s -= self.pause_heard(min(SETTLE_S, 0.2 * self.period_s))
         begin, used_s = self._mark_counters()
-        self._pause_heard(left_s - used_s)
+        self.pause_heard(left_s - used_s)
         end, _ = self._mark_counters()
         if begin is None or end is None:
             return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
@@ -211,7 +211,7 @@ class LivePlant:
             return False
         each = zip(self.lattice.knobs, self.lattice.level_values(settings), settings, self.default, strict=True)
         values = {knob.role: None if level == top else value for knob, value, level, top in each}
-        with self._ending_control():
+        with self.ending_control():
             if self.units is not None:
                 self.units.set(values.get(KnobRole.COMPUTE_UNITS) or self.units.total)
             try:
@@ -252,7 +252,7 @@ class LivePlant:
             self.card.give_back()
 
     @contextmanager
-    def _ending_control(self) -> Iterator[None]:
+    def ending_control(self) -> Iterator[None]:
         """Stop steering where the card, its driver or the daemon refuses what is done in the block."""
         try:
             yield
@@ -260,7 +260,7 @@ class LivePlant:
             if self.controlled:
                 self._end_control(str(error))
 
-    def _pause_heard(self, seconds: float) -> float:
+    def pause_heard(self, seconds: float) -> float:
         """Wait, being heard meanwhile, and return how long."""
         waited = 0.0
         while waited < seconds - 1e-9 and self.alive():
@@ -268,7 +268,7 @@ class LivePlant:
             self.wait(step)
             waited += step
             if self.controlled:
-                with self._ending_control():
+                with self.ending_control():
                     self.card.beat()
         return waited
 
@@ -280,10 +280,10 @@ class LivePlant:
         """
         waited, most_s = 0.0, min(MARK_S, 0.3 * self.period_s)
         energy = work = None
-        with self._ending_control():
+        with self.ending_control():
             first, done = self.card.read(), self.progress.count() if self.progress else 0.0
             while True:
-                waited += self._pause_heard(POLL_S)
+                waited += self.pause_heard(POLL_S)
                 reading, count = self.card.read(), self.progress.count() if self.progress else 0.0
                 now_s = reading.at_s
                 if energy is None and reading.energy_j != first.energy_j:
@@ -348,37 +348,26 @@ def control_plant(
     return pairs.measure() if plant.controlled and held != plant.default else None
 
 
-def control_serving(
-    card: DaemonCard,
-    keeper: LatencyKeeper,
-    read_engine: Callable[[], EngineReading],
-    alive: Callable[[], bool],
-    wait: Callable[[float], None],
-    say: Callable[[str], None],
-) -> None:
-    """Control a card that serves requests until ``alive`` ends. Without a word from the engine it runs as before."""
+def control_serving(plant: LivePlant, keeper: LatencyKeeper, read_engine: Callable[[], EngineReading]) -> None:
+    """Control a card that serves requests until its program ends; while its engine is silent, it runs as before."""
     level, blind, top = keeper.level, 0, len(keeper.levels_hz) - 1
-    while alive():
-        waited = 0.0
-        while waited < READING_INTERVAL_S and alive():
-            wait(5 * POLL_S)
-            waited += 5 * POLL_S
-            card.beat()
-        try:
-            reading, seen = read_engine(), card.read()
-            wanted, blind = keeper.decide(seen.at_s, reading, seen.energy_j), 0
-        except MissingTool as error:
-            blind += 1
-            if blind == 2:
-                say(f"{error} The card runs as before until the engine answers.")
-            wanted = keeper.level if blind < 2 else top
-        if wanted != level:
-            hz = None if wanted == top else keeper.levels_hz[wanted]
-            card.apply(hz, None, None)
-            say(
-                f"core {'as before' if hz is None else f'{hz / 1e6:.0f} MHz'}: {keeper.why if not blind else 'blind'}"
-            )
-            level = wanted
+    while plant.alive() and plant.controlled:
+        plant.pause_heard(READING_INTERVAL_S)
+        with plant.ending_control():
+            try:
+                reading, seen = read_engine(), plant.card.read()
+                wanted, blind = keeper.decide(seen.at_s, reading, seen.energy_j), 0
+            except MissingTool as error:
+                blind += 1
+                if blind == 2:
+                    plant.say(f"{error} The card runs as before until the engine answers.")
+                wanted = keeper.level if blind < 2 else top
+            if wanted != level:
+                hz = None if wanted == top else keeper.levels_hz[wanted]
+                plant.card.apply(hz, None, None)
+                clock = "as before" if hz is None else f"{hz / 1e6:.0f} MHz"
+                plant.say(f"core {clock}: {'blind' if blind else keeper.why}")
+                level = wanted
 
 
 @dataclass(frozen=True)
@@ -426,12 +415,7 @@ def run_controlled_program(
         plant = LivePlant(card, lattice, task.period_s, is_alive, time.sleep, told, say, units)
         savings = None
         if task.make_keeper is not None and task.read_engine is not None:
-            keeper = task.make_keeper(lattice.knobs[0].levels)
-            try:
-                control_serving(card, keeper, task.read_engine, is_alive, time.sleep, say)
-            except (Refused, MissingTool) as error:
-                say(f"control ends: {error}")
-                plant.controlled = False
+            control_serving(plant, task.make_keeper(lattice.knobs[0].levels), task.read_engine)
         else:
             savings = control_plant(plant, task.objective, task.advise)
         try:
