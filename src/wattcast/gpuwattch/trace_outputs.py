@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import MissingTool
 from wattcast.core.records import dataclass, field
 from wattcast.core.whole_files import replace_whole
 from wattcast.gpuwattch.trace_statistics import NO_STEADY_STATE, KernelPower, ListedKernel, SteadyRegion
@@ -102,12 +101,8 @@ class ParquetTable(ExitStack):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        try:
-            self._arrow: Any = importlib.import_module("pyarrow")
-            self._parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            text = "Parquet needs pyarrow. Install it (pip install 'wattcast[component]'), or add --no-parquet."
-            raise MissingTool(text) from None
+        self._arrow: Any = importlib.import_module("pyarrow")
+        self._parquet: Any = importlib.import_module("pyarrow.parquet")
         self.path = path
         self._writer: Any = None
 
