@@ -319,16 +319,13 @@ def site(env: Environment, nodes: list[Path], site_power: str, priority: list[st
 
     Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --site-power 3kW
     """
-    import signal
-
     from wattcast.manage.site_budget import coordinate_site
+    from wattcast.measure.measured_run import PassedSignals
 
-    ended: list[int] = []
     ranks = parse_pairs(priority, "--priority", "UUID=NUMBER", int)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: ended.append(number))
     most_w = units.parse_amount(site_power, "W", "--site-power", inclusive=False)
-    coordinate_site(nodes, most_w, ranks, env.say, lambda: not ended)
+    with PassedSignals() as signals:
+        coordinate_site(nodes, most_w, ranks, env.say, lambda: not signals.came)
 
 
 def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:
