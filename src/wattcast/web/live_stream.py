@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ LONGEST_S = 3600.0  # of one stream
 PERIOD_S = 0.2
 CLOCK_EVERY_S = 0.05
 WINDOW_S = 20.0  # of samples from which the counter's steps are told
-PointStream = AsyncGenerator[list[dict[str, float]], None]
+PointStream = AsyncGenerator[list[dict[str, float]], None]  # time_s with power_w and energy_j, or with clock_hz
 
 
 class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,19 +44,6 @@ class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
     recorded: bool = True
     duration_s: float | None = None
     shown: bool = True  # False: nobody asked for a recording, and there is no card
-
-
-class Feed(Protocol):
-    """A source of points."""
-
-    @property
-    def about(self) -> FeedInfo:
-        """What it shows."""
-        ...
-
-    def stream(self, speed: float) -> PointStream:
-        """Points as they come, at times none: time_s, and power_w with energy_j, or clock_hz."""
-        ...
 
 
 def read_points(samples: EnergySamples, origin_s: float, base_j: float | None = None) -> list[dict[str, float]]:
@@ -149,6 +136,9 @@ class CardFeed:
                 self._sampler = sampler
                 self.about.device = f"{sampler.identity.name}, driver {sampler.identity.driver or 'unknown'}"
             return self._sampler
+
+
+Feed = ReplayFeed | CardFeed
 
 
 def recorded_feed(path: Path | None = None) -> ReplayFeed:
