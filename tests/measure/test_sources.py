@@ -39,6 +39,13 @@ def test_rapl_adds_packages_and_unwraps_each(tmp_path: Path) -> None:
         source.energy_j()
 
 
+def test_rapl_is_one_device(tmp_path: Path) -> None:
+    package(tmp_path, "intel-rapl:0", 5_000_000)
+    assert "1 package" in RaplSource(0, tmp_path).open().name
+    with pytest.raises(MissingTool, match="no number 1"):
+        RaplSource(1, tmp_path).open()
+
+
 def test_rapl_without_counters_or_rights_says_so(tmp_path: Path) -> None:
     with pytest.raises(MissingTool, match="no RAPL counter"):
         RaplSource(root=tmp_path).open()

@@ -275,12 +275,14 @@ class RaplSource:
     energy_range_j: float | None = None
 
     def __init__(self, index: int = 0, root: Path = ROOT) -> None:
-        self._root = root
+        self._index, self._root = index, root
         self._packages: list[tuple[Path, float]] = []
         self._last_j: list[float] = []
         self._offset_j = 0.0  # of all packages
 
     def open(self) -> DeviceIdentity:
+        if self._index > 0:
+            raise MissingTool(f"all packages are device 0; there is no number {self._index}.")
         for folder in sorted(self._root.glob("*-rapl:*")):
             if folder.name.count(":") != 1:  # a sub-domain, counted in its package
                 continue

@@ -21,8 +21,9 @@ from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import parse_amount
 from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu
+from wattcast.measure import energy_sources
 from wattcast.measure.energy_samples import UnwrappedCounter, name_throttle_reasons
-from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings, open_source
+from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings
 from wattcast.predictor.prediction import Prediction
 from wattcast.web.worker_pool import HEADER_S, is_known_host, known_hosts, open_socket
 
@@ -143,20 +144,15 @@ def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDL
 
 
 def _open_cards(source: str, busy_s: float, idle_s: float) -> list[WatchedCard]:
-    if source == "auto":
-        for name in ("nvml", "amd"):
-            with contextlib.suppress(MissingTool):
-                return _open_cards(name, busy_s, idle_s)
-        return _open_cards("rapl", busy_s, idle_s)
     found: list[WatchedCard] = []
-    for index in range(MOST_DEVICES):
-        try:
-            opened, identity = open_source(source, index)
-        except MissingTool:
-            if not found:
-                raise
-            break
-        found.append(WatchedCard(index, opened, identity, busy_s, idle_s))
+    for make in energy_sources.find_source_makers(source).values():
+        with contextlib.suppress(MissingTool):
+            for index in range(MOST_DEVICES):
+                opened = make(index)
+                found.append(WatchedCard(index, opened, opened.open(), busy_s, idle_s))
+        if found:
+            return found
+    energy_sources.open_source(source)  # raises the error that says why none answers
     return found
 
 
