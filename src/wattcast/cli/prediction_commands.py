@@ -55,11 +55,9 @@ def predict(
     from wattcast.predictor import api
 
     if plot is not None:
-        from wattcast.report.figure_style import check_figure_path
         from wattcast.report.prediction_figures import FIGURES
 
         check_names("figure", figure, FIGURES)
-        check_figure_path(plot)
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     chip = api.find_gpu(gpu, node)
