@@ -397,3 +397,23 @@ def test_attention_is_switched_between_rows_of_one_module(model: str, monkeypatc
         module.make_iteration(built, spec, torch, "meta", dims)()
         calls.append(len(fused))
     assert calls == [dims.layers, 0, dims.layers]
+
+
+def test_a_capture_that_fails_leaves_a_generator_that_works() -> None:
+    """Seen on an H200: one model that no graph holds, and random numbers of all later rows failed."""
+    states: list[str] = []
+    fresh = SimpleNamespace(graphsafe_get_state=lambda: "fresh")
+    cuda = SimpleNamespace(
+        CUDAGraph=object,
+        graph=lambda *_, **__: contextlib.nullcontext(),
+        current_device=lambda: 0,
+        default_generators=[SimpleNamespace(graphsafe_set_state=states.append)],
+    )
+    device = object.__new__(ModelDevice)
+    device.torch = SimpleNamespace(cuda=cuda, tensor=None, Generator=lambda _: fresh)
+    device.stream = None
+    with pytest.raises(ZeroDivisionError):
+        device.capture(lambda: 1 // 0)
+    assert states == ["fresh"]
+    assert device.capture(lambda: 1).outputs == 1
+    assert states == ["fresh"]

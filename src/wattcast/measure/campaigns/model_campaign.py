@@ -266,10 +266,20 @@ class ModelDevice(campaign_engine.TorchDevice):
         return float(begin.elapsed_time(end)) / 1e3
 
     def capture(self, run: Callable[[], Any]) -> CapturedIteration:
-        """Capture one iteration as a CUDA graph and return what replays it."""
-        graph = self.torch.cuda.CUDAGraph()
-        with eager_settings(self.torch), self.torch.cuda.graph(graph, stream=self.stream):
-            return CapturedIteration(graph, run())
+        """Capture one iteration as a CUDA graph and return what replays it.
+
+        A capture that fails leaves the random generator waiting for its end, so that a fresh state takes its place:
+        without it every later row would fail.
+        """
+        torch = self.torch
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with eager_settings(torch), torch.cuda.graph(graph, stream=self.stream):
+                return CapturedIteration(graph, run())
+        except Exception:
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(torch.Generator(self.name).graphsafe_get_state())
+            raise
 
     def recover(self) -> None:
         """Give cached memory back, and count the most that is held from now on."""
