@@ -347,8 +347,7 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     axis %= len(first.shape)
     whole = sum(t.shape[axis] for t in parts)
     out = first.tape.empty((*first.shape[:axis], whole, *first.shape[axis + 1 :]), first.dtype)
-    layout = Layout.CONTIGUOUS if all(t.is_contiguous for t in parts) else Layout.STRIDED
-    first.tape.emit_pointwise("cat", parts, out, layout, concatenation_extents(parts, axis))
+    first.tape.emit_pointwise("cat", parts, out, *describe_concatenation(parts, axis))
 
     def back(g: Tensor) -> list[Tensor]:
         return [Tensor(g.tape, t.shape, g.strides, g.dtype, g.storage) for t in parts]
@@ -362,10 +361,15 @@ def is_turned(a: Tensor, b: Tensor) -> bool:
     return min(a.shape[-2:]) > 1 and a.strides[-2] == 1 != a.strides[-1] and b.strides[-1] == 1
 
 
-def concatenation_extents(parts: Sequence[Tensor], axis: int) -> tuple[int, int]:
-    """Return how often the parts of a concatenation follow one another, and the elements of the last part."""
+def describe_concatenation(parts: Sequence[Tensor], axis: int) -> tuple[Layout, tuple[int, int]]:
+    """Return the layout, how often the parts follow one another, and the elements of the last part.
+
+    A part alone stood beside an empty tensor, as the first of a cache does, and PyTorch copies it an element at a
+    time.
+    """
     rows = max(prod(parts[0].shape[:axis]), 1)
-    return rows, max(parts[-1].numel // rows, 1)
+    whole = len(parts) > 1 and all(t.is_contiguous for t in parts)
+    return Layout.CONTIGUOUS if whole else Layout.STRIDED, (rows, max(parts[-1].numel // rows, 1))
 
 
 def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> Tensor:

@@ -54,7 +54,7 @@ def special_kernel(op: Elementwise) -> str:
     if name == "cat" and op.layout is Layout.CONTIGUOUS:
         return "vector.cat"
     if name == "cat":
-        return "cat.append" if appends_to_cache(op) else ""
+        return "cat.append" if appends_to_cache(op) or _fills_cache(op) else ""
     if name == "scatter_add" and _index_count(op) > _FEW_INDICES:
         return "scatter.sorted"
     return _BY_FUNCTION.get(name, "")
@@ -76,6 +76,11 @@ SPECIAL_FUNCTIONS = frozenset({*_BY_FUNCTION, "sum", "mean", "max", "cat"})
 def appends_to_cache(op: Elementwise) -> bool:
     """Return whether a little is put behind a lot: a cache, which no earlier kernel of this pass has touched."""
     return op.function == "cat" and bool(op.rows and op.run and op.run < _SMALL_PART * op.n / op.rows)
+
+
+def _fills_cache(op: Elementwise) -> bool:
+    """Return whether one part is all of it: a prompt's keys or values that become a new cache."""
+    return bool(op.rows and op.run and op.rows * op.run == op.n)
 
 
 def special_grid(kernel: str, op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:

@@ -18,7 +18,7 @@ from wattcast.workload import operator_types
 from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, Layout, Linear
-from wattcast.workload.symbolic_tensor import Tensor, concatenation_extents, is_turned
+from wattcast.workload.symbolic_tensor import Tensor, describe_concatenation, is_turned
 
 # functions that only call a fill or a random generator, which is counted instead
 _CALLERS = frozenset(["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"])
@@ -156,10 +156,9 @@ def _map_cast(call: AtenCall) -> list[Operator]:
 
 def _map_concatenation(call: AtenCall) -> list[Operator]:
     parts, out = [t for t in call.inputs if t.numel], call.out
-    layout = Layout.CONTIGUOUS if all(t.is_contiguous for t in parts) else Layout.STRIDED
     axis = next(iter(call.numbers), 0) % max(len(parts[0].shape), 1) if parts else 0
-    extents = concatenation_extents(parts, axis) if parts else (None, None)
-    return [describe_pointwise("cat", [t.operand for t in parts], out.operand, out.dtype, layout, extents)]
+    told = describe_concatenation(parts, axis) if parts else (Layout.CONTIGUOUS, (None, None))
+    return [describe_pointwise("cat", [t.operand for t in parts], out.operand, out.dtype, *told)]
 
 
 def _reduce_rows(call: AtenCall, function: str) -> Operator:
