@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from wattcast.core.units import Dtype
-from wattcast.hardware import load_gpu
+from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.families.attention import cudnn_parts, flash_parts
 from wattcast.kernels.families.elementwise import function_cost
@@ -17,6 +19,9 @@ from wattcast.kernels.families.special_grids import (
     special_kernel,
 )
 from wattcast.kernels.kernel_table import BLOCK_CYCLE, USUAL_CONDITION, LaunchGrid, streamed_share
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator, load_functions
 from wattcast.workload.operator_types import Attention, Elementwise, Layout, RmsNorm, RowReduction, Softmax
 
@@ -26,6 +31,15 @@ SMS = 132.0
 def lowered(op: Operator, condition: RunCondition = USUAL_CONDITION) -> Kernels:
     gpu = load_gpu("h200")
     return build_kernels((op,), (condition,), gpu, reference_chip(gpu), ())
+
+
+def predict_us(op: Operator) -> float:
+    """The time of an operator among others on an H200 at its top clock."""
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    many = Graph("many", (Block((op,), 200),))
+    return 1e6 / 200 * float(predict_graph(many, gpu, OperatingPoint(1.98e9, 1e9), bundle).latency_s)
 
 
 def _norm(function: str, pictures: int, channels: int, pixels: int, dtype: Dtype = Dtype.BF16) -> Elementwise:
@@ -123,6 +137,37 @@ def test_a_cache_of_one_batch_measured_as_strided_is_copied_whole() -> None:
     assert lowered(op).work.kernel_family == ("elementwise.cat.append",)
     more = Elementwise("cat", 80 * 131136, layout=Layout.STRIDED, rows=80, run=64)
     assert lowered(more, RunCondition(rows=80)).work.kernel_family == ("elementwise.cat.append",)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "tokens", "dim", "measured_us"),
+    [(8, 12, 512, 64, 22.4), (4, 32, 512, 64, 28.9), (1, 12, 4096, 64, 22.3), (8, 8, 1024, 128, 54.4)],
+)
+def test_a_prompts_cache_is_copied_an_element_at_a_time(
+    batch: int, heads: int, tokens: int, dim: int, measured_us: float
+) -> None:
+    """Hugging Face puts keys behind an empty tensor; times of ``torch.cat`` on an H200, whole or turned alike."""
+    rows, run = batch * heads, tokens * dim
+    op = Elementwise("cat", rows * run, layout=Layout.STRIDED, rows=rows, run=run)
+    assert predict_us(op) == pytest.approx(measured_us, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "dtype", "measured"),
+    [
+        (49152, 512, Dtype.BF16, (40.3, 56.2)),
+        (98304, 1024, Dtype.BF16, (153.0, 213.1)),
+        (32768, 256, Dtype.BF16, (16.5, 21.6)),
+        (49152, 512, Dtype.FP32, (52.5, 59.1)),
+    ],
+)
+def test_masked_scores_take_the_slow_way_through_a_division(
+    rows: int, dim: int, dtype: Dtype, measured: tuple[float, float]
+) -> None:
+    """Times of ``torch.softmax`` on an H200, without and with a causal mask."""
+    predicted = [predict_us(Softmax(rows, dim, dtype=dtype, masked=masked)) for masked in (0.0, 0.5)]
+    assert predicted == pytest.approx(measured, rel=0.1)
+    assert walk_warm(Softmax(rows, dim, masked=0.5, backward=True)) == walk_warm(Softmax(rows, dim, backward=True))
 
 
 def test_every_cost_is_that_of_a_known_function() -> None:

@@ -9,7 +9,7 @@ from wattcast.workload import model_catalogue
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.operator_types import Elementwise, Softmax
 
 LAYER_FIELDS = ("layers", "vision_layers", "text_layers", "encoder_layers", "decoder_layers")
 
@@ -24,11 +24,15 @@ def cut(name: str, layers: int = 2) -> ModelSpec:
 
 
 def split(graph: Graph) -> tuple[Counter[Operator], Counter[Operator]]:
-    """Products, attention, norms and softmax on one side; elementwise work on the other."""
+    """Products, attention, norms and softmax on one side; elementwise work on the other.
+
+    A capture sees no values, so that it does not know how many scores a mask hides.
+    """
     large: Counter[Operator] = Counter()
     small: Counter[Operator] = Counter()
     for op, calls in graph.calls():
-        (small if isinstance(op, Elementwise) else large)[op] += calls
+        plain = replace(op, masked=0.0) if isinstance(op, Softmax) else op
+        (small if isinstance(op, Elementwise) else large)[plain] += calls
     return large, small
 
 

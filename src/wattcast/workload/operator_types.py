@@ -255,11 +255,15 @@ class RowReduction(Operator):
 
 @register_operator("softmax")
 class Softmax(RowReduction):
-    """Softmax over the last dimension; ``log``: its logarithm, as losses use it."""
+    """Softmax over the last dimension; ``log``: its logarithm, as losses use it.
+
+    ``masked`` is the share of the inputs that a mask has made so small that their results are zero.
+    """
 
     flop_per_element: ClassVar[float] = 4.0
     sfu_per_element: ClassVar[float] = 1.0
     log: bool = False
+    masked: float = 0.0
 
 
 @register_operator("layernorm")

@@ -218,9 +218,10 @@ def attention(
     return out
 
 
-def softmax(x: Tensor, *, wide: bool = False) -> Tensor:
+def softmax(x: Tensor, *, wide: bool = False, masked: float = 0.0) -> Tensor:
     """Take the softmax over the last dimension; ``wide``: computed and returned in fp32.
 
+    ``masked`` is the share of ``x`` that a mask hides.
     PyTorch's kernel widens fp16 on the fly; bf16 is cast first, by another kernel.
     """
     if wide and x.dtype is not Dtype.FP16:
@@ -228,7 +229,7 @@ def softmax(x: Tensor, *, wide: bool = False) -> Tensor:
     x = x.contiguous()
     kind = Dtype.FP32 if wide else x.dtype
     rows, dim = x.numel // x.shape[-1], x.shape[-1]
-    op = Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind)
+    op = Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind, masked=masked)
     out = x.tape.launch(op, (x,), x.shape, kind)
 
     def back(g: Tensor) -> tuple[Tensor]:

@@ -436,6 +436,8 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     def apply() -> Callable[[], Any]:
         x = take(o["dtype"], rows, dim)
         if kind == "softmax":
+            if o.get("masked"):
+                x[:, dim - round(o["masked"] * dim) :] = float("-inf")
             return lambda: functional.softmax(x, dim=-1, dtype=None if out is dtype else out)
         if kind == "rmsnorm":
             return lambda: functional.rms_norm(x, (dim,), weight, 1e-6)

@@ -338,7 +338,8 @@ def attend(
                 if sink:  # one more score a row, taken off its maximum, and dropped after the softmax
                     scores = cat([scores, q.tape.empty((*scores.shape[:-1], 1), q.dtype)], -1)
                     scores = scores + -reduce("max", scores, (*scores.shape[:-1], 1))
-                weights = functional.softmax(scores, wide=wide_softmax).to(q.dtype)
+                hidden = q.shape[2] / (2.0 * k.shape[2]) if causal and mask is not None else 0.0
+                weights = functional.softmax(scores, wide=wide_softmax, masked=hidden).to(q.dtype)
                 if sink:
                     weights = weights.slice(-1, 0, weights.shape[-1] - 1)
                 out = functional.matmul(functional.dropout(weights, p), v)
