@@ -25,7 +25,7 @@ from wattcast.predictor.bundle.calibrated import load_bundle, save_bundle
 from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.host_times import load_engine_records
 from wattcast.workload.build_model import build_graph
-from wattcast.workload.engine_operators import FusedExperts
+from wattcast.workload.engine_operators import SMALL_TILES, FusedExperts
 from wattcast.workload.model_options import WorkloadPhase
 from wattcast.workload.operator_types import Linear
 
@@ -126,6 +126,24 @@ def test_all_formats_routings_and_libraries_of_experts_are_held_out_together() -
     assert (held_out(ops) == held_out(others)).all()
     spread = [FusedExperts(m, 8, 1, 512, 256, elsewhere=1792) for m in (256, 500)]
     assert len(set(held_out(spread).tolist())) == 1, "tokens of the busiest GPU follow the routing"
+
+
+def test_experts_of_old_versions_run_small_tiles_unless_tuned(tmp_path: Path) -> None:
+    """A table of vLLM 0.14 on an A100: Mixtral's halves have tuned tiles, a quarter of Qwen3's experts have none."""
+    a100, found = load_gpu("a100-sxm"), {}
+    plain = {"kernel_source": "vllm_fused_moe", "moe_dtype": "bfloat16", "hidden_size": 4096, "latency": 1.0}
+    shared = {"num_tokens": 512, "distribution": "balanced", "moe_tp_size": 2}
+    mixtral = plain | shared | {"inter_size": 14336, "topk": 2, "num_experts": 8, "moe_ep_size": 1}
+    qwen = plain | shared | {"inter_size": 1536, "topk": 8, "num_experts": 128, "moe_ep_size": 4}
+    for version in ("0.14.0", "0.24.0"):
+        file = tmp_path / f"a100_sxm.vllm-{version}.moe.csv"
+        pl.DataFrame([mixtral, qwen]).write_csv(file)
+        ops = read_tables([file], a100).rows.ops
+        found[version] = {op.experts: op.kernel for op in ops}
+        assert {(op.experts, op.gpus, op.all_tokens, op.elsewhere) for op in ops} == {
+            *((8, 1, 512, 0), (32, 4, 512, 3072)),
+        }
+    assert found == {"0.14.0": {8: "triton", 32: SMALL_TILES}, "0.24.0": {8: "triton", 32: "triton"}}
 
 
 def test_the_newest_version_of_an_engine_is_read_from_any_layout(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from wattcast.predictor.bundle import bundle_for, forecast_bundle, shipped_bundl
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
+    SMALL_TILES,
     AlignTokens,
     CompiledRows,
     EngineRmsNorm,
@@ -181,6 +182,29 @@ def test_visits_to_experts_elsewhere_pass_through_vllms_own_kernels_only() -> No
         for kernel in ("triton", "marlin", "trtllm")
     ]
     assert byte[0] > byte[1] > 10.0 * byte[2]
+
+
+def test_tiles_of_experts_are_chosen_by_the_tokens_of_all_gpus() -> None:
+    """A GPU with two of 128 experts gets 16 of 1024 tokens: its kernels have the tiles of 1024, and Marlin's too."""
+    alone = FusedExperts(16, 2, 1, 2048, 1408)
+    shared = replace(alone, elsewhere=8176, all_tokens=1024, gpus=64)
+    assert [expert_tile(op) for op in (alone, shared)] == [(16, 64.0), (128, 128.0)]
+    assert [expert_tile(op, "marlin")[0] for op in (alone, shared)] == [16, 64]
+
+
+def test_older_versions_of_vllm_have_small_tiles() -> None:
+    """On an A100, 160 tokens took 1.4 times as long as 128 with 128 experts: there the tile changed (vLLM 0.14)."""
+    ops = [FusedExperts(tokens, 128, 8, 4096, 1536, kernel=SMALL_TILES) for tokens in (128, 160, 4096)]
+    assert [expert_tile(op, op.kernel) for op in ops] == [(16, 32.0), (64, 64.0), (64, 64.0)]
+    large = lower(ops[-1], replace(ops[-1], kernel="triton")).l2_byte
+    assert large[0] == pytest.approx(2.0 * large[1], rel=0.1), "tiles half as high and wide load twice as much"
+
+
+def test_tiles_of_zeros_take_their_time() -> None:
+    """Padded blocks of tokens of other GPUs' experts run as well, and return after they stored zeros."""
+    shared = FusedExperts(128, 2, 1, 2048, 1408, elsewhere=8064, all_tokens=1024, gpus=64)
+    work = lower(shared, replace(shared, gpus=1), replace(shared, kernel="trtllm"))
+    assert work.steps[0] > 2.0 * work.steps[1] == 2.0 * work.steps[2]
 
 
 def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:

@@ -29,6 +29,7 @@ from wattcast.fit.kernel_rows import PLANNED, ROW_NUMBERS, KernelRows, load_kern
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import RunCondition
+from wattcast.kernels.families.engine_families import has_tuned_tiles
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear
@@ -342,6 +343,7 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     return op, RunCondition(rotated="none"), (writes,)
 
 
+LARGE_TILES = (0, ""), (17, "")  # version of vLLM since which experts without tuned tiles have larger ones
 _EXPERTS = {  # format: weights, scales, arithmetic
     "bfloat16": ("bf16", "none", Dtype.BF16),
     "float16": ("fp16", "none", Dtype.FP16),
@@ -369,17 +371,24 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     elif distribution != "balanced":
         return f"experts routed by {distribution}"
     top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
+    inner = max(int(row["inter_size"]) // cut, 1)
+    kernel = next((name for name in engine_operators.EXPERT_LIBRARIES if name in source), "triton")
+    old = file.engine == "vllm" and _version_key(file.version) < LARGE_TILES and scales == "none"
+    if kernel == "triton" and old and not has_tuned_tiles(experts, inner, "half", gpu.name):
+        kernel = engine_operators.SMALL_TILES
     op = engine_operators.FusedExperts(
         tokens=max(round(int(row["num_tokens"]) * visits / top_k), 1),
         experts=experts,
         top_k=top_k,
         hidden=int(row["hidden_size"]),
-        intermediate=max(int(row["inter_size"]) // cut, 1),
+        intermediate=inner,
         weights=weights,
         scales=scales,
         routing="power" if law else "balanced",
-        kernel=next((name for name in engine_operators.EXPERT_LIBRARIES if name in source), "triton"),
+        kernel=kernel,
         elsewhere=round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel)),
+        all_tokens=int(row["num_tokens"]),
+        gpus=parallel,
         dtype=dtype,
     )
     return op, RunCondition(rotated="none"), ()

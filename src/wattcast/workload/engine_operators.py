@@ -245,6 +245,7 @@ class WeightOnlyProduct(NarrowProduct):
 # tables: 0.55 gives the experts that get any token, as their times show.
 RANK_EXPONENTS = {"skewed": 1.0, "power": 0.55}
 EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai")  # besides vLLM's own Triton kernels
+SMALL_TILES = "triton_small"  # vLLM's own before 0.17, which chose tiles of 64 x 64 where none are tuned
 
 
 @register_operator("engine_experts", family="gemm")
@@ -255,10 +256,12 @@ class FusedExperts(Operator):
     ``power`` with one that falls more slowly, ``balanced`` gives all experts equally many tokens, ``same`` sends all
     tokens to the same ones. ``skew`` is the share of choices that fall on the same ``top_k`` experts, the rest being
     even. fp8 experts quantize their inputs themselves. ``kernel`` names the library; empty: the one vLLM takes on the
-    chip. ``elsewhere`` counts visits to experts of other GPUs, which vLLM's own kernels sum up as zeros.
+    chip. ``elsewhere`` counts visits to experts of other GPUs, which vLLM's own kernels sum up as zeros, ``gpus`` the
+    GPUs that share the experts, and ``all_tokens`` their tokens, by which tiles are chosen (0: ``tokens``).
     """
 
     is_product: ClassVar[bool] = True
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "all_tokens", "gpus"})
     allowed: ClassVar[Mapping[str, Mapping[str, float]]] = {"weights": WEIGHT_BIT}
     tokens: int
     experts: int
@@ -271,6 +274,8 @@ class FusedExperts(Operator):
     kernel: str = "triton"
     skew: float = 0.0
     elsewhere: int = 0
+    all_tokens: int = 0
+    gpus: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -262,7 +262,10 @@ def select_operators(ops: Sequence[Operator], rows: RowIndex) -> Sequence[Operat
 
 _REGISTRY: dict[str, type[Operator]] = {}
 # other whole numbers are at least 1
-_LEAST = {"padding": 0, "bytes": 0, "overlaps": 0, "window": 0, "splits": 0, "elsewhere": 0, "group": -1}
+_LEAST = {
+    **dict.fromkeys(("padding", "bytes", "overlaps", "window", "splits", "elsewhere", "all_tokens"), 0),
+    "group": -1,
+}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

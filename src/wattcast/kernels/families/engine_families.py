@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import ceil, log2
+from math import ceil, expm1, log2
 from typing import Any
 
 import numpy as np
@@ -318,16 +318,39 @@ def _product_tile(op: engine.NarrowProduct) -> tuple[str, float, float, float]:
 
 
 def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, float]:
-    """Return the rows of a block of tokens and the outputs of a tile, as vLLM chooses without a tuned table."""
+    """Return the rows of a block of tokens and the outputs of a tile, as vLLM chooses without a tuned table.
+
+    It looks at the tokens of all GPUs that share the experts (``get_default_config``).
+    """
+    tokens = op.all_tokens or op.tokens
     if kernel == "marlin":  # the smallest block that an expert's tokens fill to less than nine tenths
-        return next((rows for rows in (8, 16, 32, 48) if op.picks / op.experts < 0.9 * rows), 64), 128.0
+        each = (op.picks + op.elsewhere) / op.experts
+        return next((rows for rows in (8, 16, 32, 48) if each < 0.9 * rows), 64), 128.0
     if op.scales == "block":
-        return (16, 64.0 if op.tokens < 16 else 128.0) if op.tokens <= 64 else (64, 128.0)
-    if op.tokens <= 32:
+        return (16, 64.0 if tokens < 16 else 128.0) if tokens <= 64 else (64, 128.0)
+    if kernel == engine.SMALL_TILES:
+        return (16, 32.0) if tokens <= op.experts else (64, 64.0)
+    if tokens <= 32:
         return 16, 64.0
-    if op.tokens <= 96:
-        return 32, 64.0 if op.tokens <= 64 else 128.0
-    return (64 if op.tokens <= 512 else 128), 128.0
+    if tokens <= 96:
+        return 32, 64.0 if tokens <= 64 else 128.0
+    return (64 if tokens <= 512 else 128), 128.0
+
+
+_EXPERT_SLOTS = 2.0  # tiles that an SM runs at once
+_ZERO_STEPS = 20.0  # that a tile of zeros takes: least error on public rows of 2 and more GPUs (vLLM 0.22, H200)
+
+
+def _count_zero_tiles(op: engine.FusedExperts, block: int, across: float) -> float:
+    """Return the tiles of zeros that vLLM's Triton kernels write for visits to experts of other GPUs.
+
+    ``moe_align_block_size`` pads the tokens of those experts to whole blocks too; ``across``: tiles of a block.
+    """
+    others = float(op.experts * (op.gpus - 1))
+    if not (others and op.elsewhere):
+        return 0.0
+    visited = others * -expm1(-op.elsewhere / others)
+    return max(visited, op.elsewhere / block + 0.5 * visited) * across
 
 
 def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float, reference: ReferenceChip) -> _Row:
@@ -341,7 +364,8 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
         kernel = "trtllm" if blackwell and op.weights != "int4" else kernel
     block, side = expert_tile(op, kernel)
     blocks = max(op.count_blocks(block), 1.0)
-    tiles = blocks * (ceil(2.0 * inner / side) + ceil(hidden / side))
+    across = ceil(2.0 * inner / side) + ceil(hidden / side)
+    tiles, own = blocks * across, kernel.startswith("triton")
     padded = blocks * block
     fp8 = op.dtype is Dtype.FP8
     # results of the first product, of the gate and of the second, each written and read again
@@ -350,8 +374,11 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
         + (2.0 + width) * picks * inner
         + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
     )
-    if kernel in ("triton", "marlin"):  # zeros of visits to other GPUs, written by products, gated and summed up
-        between += op.elsewhere * (4.0 * hidden + (4.0 + 2.0 * (kernel == "triton") + 3.0 * fp8) * inner)
+    steps = (hidden + inner) / 128.0
+    if own or kernel == "marlin":  # zeros of visits to other GPUs, written by products, gated and summed up
+        between += op.elsewhere * (4.0 * hidden + (6.0 + 4.0 * own + 3.0 * fp8) * inner)
+    if own:
+        steps += _ZERO_STEPS * _count_zero_tiles(op, block, across) / max(tiles, _EXPERT_SLOTS * sms)
     weight = op.active * op.expert_byte
     loads = blocks * (ceil(2.0 * inner / side) * hidden + ceil(hidden / side) * inner)
     load_byte = loads * (block * width + side * op.expert_byte / (3.0 * hidden * inner))
@@ -359,14 +386,14 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
     launches = 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
     work = (
-        *(tiles, 6.0 * padded * hidden * inner / tiles, (hidden + inner) / 128.0, launches),
+        *(tiles, 6.0 * padded * hidden * inner / tiles, steps, launches),
         *(load_byte, 3.0 * load_byte),
-        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, 2.0, 0.0),
+        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, _EXPERT_SLOTS, 0.0),
     )
     kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
     plain = {
         "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"),
-        "narrow": float(narrow), "tuned": float((op.experts, op.intermediate, kind) in _tuned_experts()),
+        "narrow": float(narrow), "tuned": float(has_tuned_tiles(op.experts, op.intermediate, kind)),
         "skewed": engine.RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
         "fill": tiles / (sms * ceil(tiles / sms)), "padding": picks / padded,
         "active_share": op.active / op.experts, "block_m": float(block),
@@ -381,11 +408,18 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     return f"gemm.engine.experts.{kind}", work, plain, logs
 
 
+def has_tuned_tiles(experts: int, intermediate: int, kind: str, gpu: str = "h200") -> bool:
+    """Tell whether vLLM ships tiles of its Triton kernels that were tuned on a GPU for these experts.
+
+    ``kind`` is half, fp8 (scales of a tensor) or block. Names are those of 0.25.1 on the H200, of 0.27.1 on the A100.
+    """
+    return (gpu, experts, intermediate, kind) in _tuned_experts()
+
+
 @cache
-def _tuned_experts() -> frozenset[tuple[int, int, str]]:
-    """Read for which experts, inner sizes and formats vLLM 0.25.1 ships tiles tuned on an H200 (Triton's kernels)."""
+def _tuned_experts() -> frozenset[tuple[str, int, int, str]]:
     rows = read_shipped_table("wattcast.kernels.families", "tuned_experts.csv")
-    return frozenset((int(row["experts"]), int(row["intermediate"]), row["kind"]) for row in rows)
+    return frozenset((row["gpu"], int(row["experts"]), int(row["intermediate"]), row["kind"]) for row in rows)
 
 
 _REGISTERS = 65536.0  # of an SM
