@@ -207,6 +207,20 @@ def test_tiles_of_zeros_take_their_time() -> None:
     assert work.steps[0] > 2.0 * work.steps[1] == 2.0 * work.steps[2]
 
 
+def test_an_sm_runs_marlin_no_faster_on_a_larger_chip() -> None:
+    """On public tables an SM of a B200 gets through as many flops and weights a cycle as one of an H200."""
+    few, many = (FusedExperts(m, 64, 8, 4096, 1536, "int4", "group", kernel="marlin") for m in (8, 8192))
+
+    def cycles(gpu: str, op: FusedExperts) -> float:
+        chip = load_gpu(gpu)
+        kernels = build_kernels((op,), (USUAL_CONDITION,), chip, reference_chip(chip), ())
+        return float(kernels.work.unit_flop[0] / np.asarray(kernels.pipe_per_cycle).ravel()[0])
+
+    assert [cycles("b200", op) for op in (few, many)] == pytest.approx([cycles("h200", op) for op in (few, many)])
+    assert cycles("h200", few) == pytest.approx(few.expert_byte / 56 / 14.0), "56 tiles share an expert"
+    assert cycles("l40s", many) / cycles("h200", many) == pytest.approx(1300.0 / 1024.0), "slower tensor cores"
+
+
 def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
     def library(gpu: str, weights: str) -> set[str]:
         chip, op = load_gpu(gpu), FusedExperts(64, 8, 2, 2048, 1408, weights=weights, kernel="")

@@ -337,6 +337,9 @@ def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, f
     return (64 if tokens <= 512 else 128), 128.0
 
 
+# Flops of padded tiles and bytes of weights that an SM gets through a cycle in Marlin's kernels, whatever its tensor
+# cores and memory could do (mma.sync, weights widened in between): least error on 537 public rows of an H200
+_MARLIN_FLOP, _MARLIN_BYTE = 1300.0, 14.0
 _EXPERT_SLOTS = 2.0  # tiles that an SM runs at once
 _ZERO_STEPS = 20.0  # that a tile of zeros takes: least error on public rows of 2 and more GPUs (vLLM 0.22, H200)
 
@@ -374,7 +377,7 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
         + (2.0 + width) * picks * inner
         + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
     )
-    steps = (hidden + inner) / 128.0
+    steps, launches = (hidden + inner) / 128.0, 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
     if own or kernel == "marlin":  # zeros of visits to other GPUs, written by products, gated and summed up
         between += op.elsewhere * (4.0 * hidden + (6.0 + 4.0 * own + 3.0 * fp8) * inner)
     if own:
@@ -384,9 +387,11 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     load_byte = loads * (block * width + side * op.expert_byte / (3.0 * hidden * inner))
     gone = 1.0 - float(resident_share(weight, reference.l2_byte)) if warm else 1.0
     outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
-    launches = 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
+    unit_flop = 6.0 * padded * hidden * inner / tiles
+    if kernel == "marlin":
+        unit_flop = max(unit_flop, rate * max(unit_flop / _MARLIN_FLOP, op.expert_byte / (across * _MARLIN_BYTE)))
     work = (
-        *(tiles, 6.0 * padded * hidden * inner / tiles, steps, launches),
+        *(tiles, unit_flop, steps, launches),
         *(load_byte, 3.0 * load_byte),
         *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, _EXPERT_SLOTS, 0.0),
     )
