@@ -207,6 +207,17 @@ def test_tiles_of_zeros_take_their_time() -> None:
     assert work.steps[0] > 2.0 * work.steps[1] == 2.0 * work.steps[2]
 
 
+def test_kernels_of_tensorrt_llm_gate_in_the_first_product() -> None:
+    """Its results pass once, half as wide, and fp8 needs no kernels that look for the largest value of a tensor."""
+    half = FusedExperts(512, 64, 8, 2048, 1408)
+    fp8 = replace(half, dtype=Dtype.FP8, weights="fp8", scales="tensor")
+    ops = (half, fp8, replace(fp8, scales="block"))
+    own, fused = lower(*ops), lower(*(replace(op, kernel="trtllm") for op in ops))
+    assert (fused.between_byte < own.between_byte).all()
+    assert fused.between_byte[0] == 512 * 8 * (4 * 2048 + 4 * 1408)
+    assert (own.launches.tolist(), fused.launches.tolist()) == ([6, 12, 8], [6, 7, 8])
+
+
 def test_an_sm_runs_marlin_no_faster_on_a_larger_chip() -> None:
     """On public tables an SM of a B200 gets through as many flops and weights a cycle as one of an H200."""
     few, many = (FusedExperts(m, 64, 8, 4096, 1536, "int4", "group", kernel="marlin") for m in (8, 8192))

@@ -378,6 +378,10 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
         + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
     )
     steps, launches = (hidden + inner) / 128.0, 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
+    if kernel == "trtllm":  # gates in the first product but for scales of blocks; a tensor's scales are known before
+        gates = op.scales == "block"
+        launches = 6.0 + fp8 + gates
+        between = picks * (4.0 * hidden + (2.0 * width + 8.0 * gates) * inner) + 3.0 * fp8 * op.tokens * hidden
     if own or kernel == "marlin":  # zeros of visits to other GPUs, written by products, gated and summed up
         between += op.elsewhere * (4.0 * hidden + (6.0 + 4.0 * own + 3.0 * fp8) * inner)
     if own:
