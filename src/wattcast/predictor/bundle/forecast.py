@@ -101,6 +101,8 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     same_programs: list[str]
     fp32_instructions: float
     streaming: str
+    l2_loads: dict[str, float]  # by compute capability
+    l2_bound: list[str]
     integer_groups: list[str]
     issue_bound: list[str]
     issue_free: float
@@ -288,6 +290,8 @@ def _carry_corrections(
             crowded = float(np.clip(2.0 * _compare_lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
             changed = replace(changed, compute=free + (c.compute - free) * crowded)
+        if name.startswith(tuple(the.l2_bound)):
+            changed = replace(changed, l2=c.l2 / the.l2_loads.get(gpu.compute_capability, 1.0))
         if name.partition(".")[0] in the.same_programs:
             changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_carry_l2(c.l2, gpu, chip))
             changed = _carry_streaming(changed, parent, gpu, chip, the)
