@@ -20,6 +20,7 @@ from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
     SMALL_TILES,
     AlignTokens,
+    BlockProduct,
     CompiledRows,
     EngineRmsNorm,
     FusedExperts,
@@ -205,6 +206,14 @@ def test_tiles_of_zeros_take_their_time() -> None:
     shared = FusedExperts(128, 2, 1, 2048, 1408, elsewhere=8064, all_tokens=1024, gpus=64)
     work = lower(shared, replace(shared, gpus=1), replace(shared, kernel="trtllm"))
     assert work.steps[0] > 2.0 * work.steps[1] == 2.0 * work.steps[2]
+
+
+def test_tensor_cores_of_blackwell_apply_scales_of_fp4_blocks_themselves() -> None:
+    """Products in nvfp4 once took the steps of Hopper's fp8 blocks, of which each promotes its sums."""
+    gpu = load_gpu("b200")
+    op = BlockProduct(4096, 4096, 4096, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
+    work = build_kernels((op,), (USUAL_CONDITION,), gpu, reference_chip(gpu), ()).work
+    assert (list(work.kernel_family), float(work.units[0])) == (["gemm.engine.scaled.fp4"], 32 * 16)
 
 
 def test_kernels_of_tensorrt_llm_gate_in_the_first_product() -> None:
