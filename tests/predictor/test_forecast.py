@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 import wattcast
 from wattcast import hardware
 from wattcast.core.errors import BadInput
+from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels import LibraryStyle
 from wattcast.power.module_power import ModulePower
@@ -21,6 +22,7 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, module_factors
 from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.engine_operators import WeightOnlyProduct
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Elementwise, LayerNorm, Linear
 
@@ -63,6 +65,20 @@ def test_kernel_style_and_clock_law_follow_the_architecture() -> None:
         assert bundle.reference.style is LibraryStyle.AMPERE
         assert set(bundle.learned.time) <= set(forecast_rule().same_programs)
     assert forecast_bundle(load_gpu("b200")).clock_law is None
+
+
+def test_products_with_narrow_weights_stay_below_the_peak_of_a_chip() -> None:
+    """The H200's λ of 0.16, where arithmetic bounds none, once forecast them at twice the peak of an A100."""
+    gpu = load_gpu("a100-sxm-80gb")
+    op = WeightOnlyProduct(8192, 8192, 8192, "int8", -1, kernel="cutlass", dtype=Dtype.BF16)
+    found = predict_graph(Graph.from_operators("x", [op]), gpu, TOP, forecast_bundle(gpu))
+    assert 0.5 * 312e12 < op.flop / found.latency_s < 312e12
+
+
+def test_experts_on_an_a100_wait_for_its_l2() -> None:
+    """Its L2 gives less of the rate that is stated for it to cp.async than the H200's."""
+    a100, h200 = (forecast_bundle(load_gpu(name)).corrections for name in ("a100-sxm-80gb", "h100-sxm"))
+    assert a100["gemm.engine.experts.half"].l2 == pytest.approx(h200["gemm.engine.experts.half"].l2 / 0.81)
 
 
 def test_every_catalogue_process_and_memory_has_a_factor_with_a_source() -> None:

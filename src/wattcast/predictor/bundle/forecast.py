@@ -270,6 +270,9 @@ def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
     return found
 
 
+_WIDENING = "gemm.engine.weight_only"  # products that widen their weights
+
+
 def _carry_corrections(
     parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule
 ) -> dict[str, Correction]:
@@ -290,6 +293,8 @@ def _carry_corrections(
             crowded = float(np.clip(2.0 * _compare_lanes(gpu, the) - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
             changed = replace(changed, compute=free + (c.compute - free) * crowded)
+        if name.startswith(_WIDENING):  # arithmetic, far below 1, did not bound them on the parent; here it may
+            changed = replace(changed, compute=max(c.compute, 1.0))
         if name.startswith(tuple(the.l2_bound)):
             changed = replace(changed, l2=c.l2 / the.l2_loads.get(gpu.compute_capability, 1.0))
         if name.partition(".")[0] in the.same_programs:
