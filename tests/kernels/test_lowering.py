@@ -9,6 +9,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import RunCondition, build_kernels, reference_chip
 from wattcast.kernels.kernel_table import WORK_COLUMNS, log2_alignment, resident_share, wave_fill
+from wattcast.predictor.bundle import forecast_bundle
 from wattcast.workload.operator_base import Operator, registered_operators
 from wattcast.workload.operator_types import (
     Attention,
@@ -282,3 +283,12 @@ def test_many_operators_of_a_form_are_counted_as_one_by_one() -> None:
             assert getattr(together.work, name)[i] == pytest.approx(getattr(alone.work, name)[0], rel=1e-12)
         for name, values in alone.work.features.items():
             assert together.work.features[name][i] == pytest.approx(values[0], rel=1e-12, abs=1e-12)
+
+
+def test_products_before_hopper_run_in_large_tiles() -> None:
+    """192 tiles of 256 x 128 for the 108 SMs of an A100; with 128 x 128 the work would be cut as well."""
+    op = Linear(1024, 6144, 2048, dtype=Dtype.BF16)
+    chip = load_gpu("a100-sxm-80gb")
+    work = build_kernels((op,), (RunCondition(),), chip, forecast_bundle(chip).reference, ()).work
+    assert work.features["tile_n"][0] * work.features["tile_m"][0] == 256 * 128
+    assert work.unit_flop[0] * work.units[0] == pytest.approx(op.flop), "a larger tile is no faster than 128 x 128"

@@ -50,6 +50,9 @@ _SIDE_M = np.array([8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 6
 _SPLIT = np.array([1, 2, 4, 8, 16], dtype=np.float64)
 _MULTICAST = {LibraryStyle.HOPPER: 0.5, LibraryStyle.AMPERE: 1.0}  # blocks of a cluster of two share what L2 sends
 _AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold before Hopper
+# Before Hopper cuBLAS takes large tiles even where they leave more SMs idle: as if a tile beyond 128 x 128 were
+# (area/128²)^x times as fast, which it is not. By the error of vLLM's products on an L40S
+_LARGE_TILES = 0.5
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
 _TF32_REDUCE_CYCLES = 7000.0  # of a split in tf32: another launch, λ_f of the H200's gemm.ampere (3.6 us) at 1.98 GHz
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
@@ -69,12 +72,14 @@ def tile_columns(
     rate: Array,
     picks: KernelPicks,
     reference: ReferenceChip,
+    least_feed: float = 0.0,
 ) -> Columns:
     """Return units, steps and traffic of ``b`` products ``[m, k] @ [k, n]``, averaged in logs over likely kernels.
 
     ``rate`` is FLOP per cycle and SM of the format's own pipe. The arithmetic of kernels on CUDA cores is counted as
     more by as much as those are slower, so that arithmetic over ``rate`` is right for both. ``k`` may be ``(row,)``
-    or ``(row, pick)``, where kernels pad it each in its own way.
+    or ``(row, pick)``, where kernels pad it each in its own way. ``least_feed`` is the least that a tile's arithmetic
+    counts over that of one of 128 x 128.
     """
     tile_n, tile_m, parts = picks.tile_n, picks.tile_m, picks.split
     step_byte, blocks, fewest, cuda, slots, feed, crossings = picks.constants
@@ -93,7 +98,7 @@ def tile_columns(
         parts = np.where(parts > 0, parts, np.minimum(np.maximum(filling, np.minimum(2.0, most)), most))
     units, steps = tiles * parts, np.ceil(k / parts / step)
     load = tiles * (tile_n + tile_m) * k * width
-    unit_flop = 2.0 * tile_n * tile_m * steps * step * feed
+    unit_flop = 2.0 * tile_n * tile_m * steps * step * np.maximum(feed, least_feed)
     if vector is not None:
         units = np.where(vector, b * np.ceil(n / _ROW_OUTPUTS), units)
         load = np.where(vector, b * n * k * width, load)
@@ -136,18 +141,21 @@ def fastest_tile(
     whole: Mask,
     reference: ReferenceChip,
     reduce_cycles: Array | float = _REDUCE_CYCLES,
+    large_tiles: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """Return the sides of the fastest tile along outputs and tokens, and parts of K.
 
     ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor formats.
     ``whole`` says where K is never split: on CUDA cores and in convolutions. A split takes ``reduce_cycles`` more.
+    Tiles beyond 128 x 128 count as faster by their area to the power of ``large_tiles``.
     """
     one = (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
     side_n, side_m = np.tile(_SIDE_N, len(_SPLIT)), np.tile(_SIDE_M, len(_SPLIT))
     tiles = b[one] * np.ceil(n[one] / side_n) * np.ceil(m[one] / side_m)
     steps = np.ceil(k[one] / split / STEP_K)
-    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(side_n * side_m / (128.0 * 128.0)))
+    area = side_n * side_m / STANDARD_SIDE**2
+    feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area)) * np.maximum(area, 1.0) ** large_tiles
     waves = np.ceil(tiles * split / reference.sm_count)
     compute = waves * steps * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
     l2 = _MULTICAST[reference.style] * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
@@ -226,7 +234,8 @@ def product_work(
     s = _collect_sizes(ops)
     shape = _describe_shape(told, s)
     picks = _pick_kernels(ops, told, s, shape, rate, reference)
-    tile = tile_columns(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference)
+    least_feed = 1.0 if reference.style is LibraryStyle.AMPERE else 0.0
+    tile = tile_columns(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference, least_feed)
     right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
     left = np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width  # a filter that all images share counts once
     both = left + right
@@ -303,7 +312,8 @@ def _pick_kernels(
         simt = map_distinct(CUDA_CORE_FORMATS.__contains__, index_words(ops, attrgetter("dtype")))
         fast_tf32 = (s.code == TF32_CODE) & (s.aligned > 0)  # others take long over each step of K, and a split pays
         reduce_cycles = np.where(fast_tf32, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
-        sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles)
+        large = _LARGE_TILES if reference.style is LibraryStyle.AMPERE else 0.0
+        sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles, large)
         flags = zip(simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True)
         kinds = [_choose_usual(*flag, reference.style) for flag in flags]
         labels = zip(kinds, *sides, strict=True)
