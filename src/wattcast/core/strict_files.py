@@ -77,14 +77,20 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
         raise bad_value(where, "shallow nesting", "brackets nested a thousand deep or more") from None
 
 
+def decode_text(data: bytes, where: str) -> str:
+    """Decode UTF-8 text, with or without a mark of its byte order."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{where}: not UTF-8 text (byte {error.start}).") from None
+
+
 def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
     """Decode YAML into ``kind``; tags, anchors and aliases, duplicate keys and deep nesting are refused."""
     import yaml
 
     try:
-        plain = _build_plain(data.decode("utf-8"), where)
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{where}: not UTF-8 text (byte {error.start}).") from None
+        plain = _build_plain(decode_text(data, where), where)
     except (yaml.YAMLError, ValueError) as error:  # PyYAML lets bad dates and endless digits through as ValueError
         raise BadInput(f"{where}: not valid YAML ({clip_text(' '.join(str(error).split()), 200)}).") from None
     except RecursionError:

@@ -24,7 +24,7 @@ import numpy as np
 from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, replace
-from wattcast.core.strict_files import read_bytes, read_number, read_shipped_table
+from wattcast.core.strict_files import decode_text, read_bytes, read_number, read_shipped_table
 from wattcast.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.counter_models.launch_power import query_nsys
 from wattcast.counter_models.rail_terms import ACTIVE_CYCLE
@@ -76,7 +76,8 @@ def read_applications(path: Path) -> UtilisationFile:
 
 def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[str, ...]]:
     """Return a file, and the numbers before its utilisations, or the name where there is one cell ``before`` them."""
-    where, lines = path.name, [row for row in csv.reader(read_text(path).splitlines()) if row]
+    where, text = path.name, decode_text(read_bytes(path), path.name)
+    lines = [row for row in csv.reader(text.splitlines()) if row]
     if len(lines) < HEADER_LINES + 1:
         raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
     if lines[0][0].strip() != "2":
@@ -237,7 +238,7 @@ class MeasuredPrograms:
 
 def read_measured_programs(path: Path) -> MeasuredPrograms:
     """Read watts of programs over clocks; one that begins twice is left out, as a name between two is missing."""
-    programs = parse_program_blocks(read_text(path), path.name)
+    programs = parse_program_blocks(decode_text(read_bytes(path), path.name), path.name)
     twice = {name.partition("#")[0] for name in programs if "#" in name}
     whole = {name: rows for name, rows in programs.items() if name.partition("#")[0] not in twice}
     if not whole:
@@ -292,14 +293,6 @@ def parse_program_blocks(text: str, where: str) -> dict[str, dict[tuple[float, f
     if empty := [name for name, rows in blocks.items() if not rows]:
         raise bad_value(f"{where}: {empty[0]}", "rows below the name", "none")
     return blocks
-
-
-def read_text(path: Path) -> str:
-    """Read a file of UTF-8 text, with or without a mark of its byte order."""
-    try:
-        return read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise bad_value(path.name, "UTF-8 text", f"byte {error.start} that is not") from None
 
 
 def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ import msgspec
 from wattcast.core import units
 from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, nearest_names
 from wattcast.core.records import dataclass, field, fields
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_table
+from wattcast.core.strict_files import decode_text, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.whole_files import write_whole
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.component_power import STATIC_NAMES
@@ -401,9 +401,7 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
     """Read ``gpgpusim.config``; options that have nothing to do with power pass unread."""
     where = path.name
     try:
-        words = shlex.split(read_bytes(path, MAX_SIMULATOR_CONFIG_BYTE).decode("utf-8"), comments=True)
-    except UnicodeDecodeError:
-        raise bad_value(where, "text", "bytes that are none") from None
+        words = shlex.split(decode_text(read_bytes(path, MAX_SIMULATOR_CONFIG_BYTE), where), comments=True)
     except ValueError as error:
         raise BadInput(f"{where}: a quote is left open ({error}).") from None
     options: dict[str, str] = {}  # the last of an option given twice counts, as in the simulator

@@ -8,7 +8,6 @@ table cannot hold (the coalescer's share of a cache access) stay None.
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from wattcast.core import units
+from wattcast.core import strict_files, units
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, read_shipped_table, read_shipped_yaml
@@ -67,10 +66,7 @@ def read_energies(path: Path, sample_cycle: int = 500, clock_hz: float | None = 
     data, where = read_bytes(path, _MAX_BYTE), path.name
     if path.suffix.lower() in (".yaml", ".yml"):
         return _parse_yaml(data, where)
-    try:
-        lines = list(csv.reader(io.StringIO(data.decode("utf-8"), newline=None)))
-    except UnicodeDecodeError:
-        raise bad_value(where, "text", "bytes that are none") from None
+    lines = list(csv.reader(strict_files.decode_text(data, where).splitlines()))
     if not lines or lines[0][:2] != ["counter", "mcpat_energy_J_per_count"]:
         wanted = "a CSV that starts with counter,mcpat_energy_J_per_count, or a .yaml file"
         raise bad_value(where, wanted, ",".join(lines[0]) if lines else "nothing")

@@ -23,9 +23,9 @@ from wattcast import __version__
 from wattcast.core import units
 from wattcast.core.errors import bad_value, clip_text, fold_name, unknown_name
 from wattcast.core.records import dataclass, replace
-from wattcast.core.strict_files import encode_csv
+from wattcast.core.strict_files import decode_text, encode_csv, read_bytes
 from wattcast.core.whole_files import write_whole
-from wattcast.counter_models.gpmtool_files import parse_program_blocks, read_text
+from wattcast.counter_models.gpmtool_files import parse_program_blocks
 from wattcast.manage import clock_forecast, hd7970
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables, PlayedRun, Settings, run_at_settings
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, run_policy
@@ -301,7 +301,7 @@ def read_replay_tables(path: Path, iterations: int = ITERATIONS, default: str | 
 
     ``default`` is ``CORE/MEM`` in MHz or with units (``1164/3505``, ``1410 MHz``); without it the highest clocks.
     """
-    text = read_text(path)
+    text = decode_text(read_bytes(path), path.name)
     if text.lstrip().startswith("workload,"):
         blocks = _parse_runs(text, path.name)
     else:
