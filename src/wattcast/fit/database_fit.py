@@ -333,7 +333,7 @@ def residual_shifts(rows: KernelRows, quantity: str, held: HeldOutRows | None) -
     logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
     logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
     variance = {  # of the median
-        name: np.pi / 2.0 * (_take_p90(np.abs(v - np.median(v))) / NORMAL_P90) ** 2 / v.size
+        name: np.pi / 2.0 * (float(np.quantile(np.abs(v - np.median(v)), 0.9)) / NORMAL_P90) ** 2 / v.size
         for name, v in logs.items()
     }
     first = max(logs, key=lambda name: logs[name].size, default="")
@@ -356,7 +356,8 @@ def variance_components(rows: KernelRows, quantity: str) -> CardComponents | Non
         return None
     noise = _estimate_repeat_noise(rows, quantity)
     middle = np.array([np.median(p.log_ratio) for p in pairs])
-    within = np.array([_take_p90(np.abs(p.log_ratio - m)) / NORMAL_P90 for p, m in zip(pairs, middle, strict=True)])
+    off = [np.abs(pair.log_ratio - m) for pair, m in zip(pairs, middle, strict=True)]
+    within = np.array([np.quantile(each, 0.9) for each in off]) / NORMAL_P90
     count = np.array([p.log_ratio.size for p in pairs])
     by_kernel = max(float(np.mean(within**2)) / 2.0 - noise**2, 0.0)
     # the median of n kernels is itself uncertain by π/2·σ²/n
@@ -368,15 +369,14 @@ def variance_components(rows: KernelRows, quantity: str) -> CardComponents | Non
 def _estimate_repeat_noise(rows: KernelRows, quantity: str) -> float:
     """Estimate the standard deviation of one row from repeats."""
     still = repeat_log_ratios(rows, quantity)
-    return float(_take_p90(np.abs(still)) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
+    return float(np.quantile(np.abs(still), 0.9) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
 
 
 def pair_cards(rows: KernelRows, quantity: str) -> Iterator[CardPair]:
     """Yield every two cards with enough kernels in common; repeats of a kernel on a card are averaged first."""
-    figure = _take_figure(rows, quantity)
+    power_w, clock_hz, figure = settled_figures(rows)
     if quantity == "power":
-        _, clock_hz, _ = settled_figures(rows)
-        figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), figure, np.nan)
+        figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), power_w, np.nan)
     means: dict[str, dict[tuple[str, str], float]] = {}
     for key, members in _group_repeats(rows, quantity, figure).items():
         for card in dict.fromkeys(rows.uuid[i] for i in members):
@@ -412,7 +412,7 @@ def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
 
 def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIES) -> Array:
     """Return log-ratios of rows and their repeats in the same run on the same card."""
-    figure, families = _take_figure(rows, quantity), rows.family
+    figure, families = settled_figures(rows)[2 if quantity == "latency" else 0], rows.family
     found = [
         float(np.log(figure[a] / figure[b]))
         for members in _group_repeats(rows, quantity, figure).values()
@@ -422,10 +422,6 @@ def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIE
     return np.array(found)
 
 
-def _take_figure(rows: KernelRows, quantity: str) -> Array:
-    return settled_figures(rows)[2 if quantity == "latency" else 0]
-
-
 def _group_repeats(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple[str, str], Sequence[int]]:
     """Group the rows of one operator and data, of the kind that measures the quantity."""
     found: dict[tuple[str, str], list[int]] = {}
@@ -433,7 +429,3 @@ def _group_repeats(rows: KernelRows, quantity: str, figure: Array) -> dict[tuple
     for i in np.flatnonzero(usable).tolist():
         found.setdefault((rows.spec[i], rows.data[i]), []).append(i)
     return {key: members for key, members in found.items() if len(members) > 1}
-
-
-def _take_p90(values: Array) -> float:
-    return float(np.quantile(values, 0.9))

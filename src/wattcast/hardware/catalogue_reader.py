@@ -86,8 +86,7 @@ _GpuFile = msgspec.defstruct(
 
 
 def _list_files(folder: str) -> list[str]:
-    found = (path.name for path in _catalogue_folder(folder).iterdir() if path.name.endswith(".yaml"))
-    return sorted(name.removesuffix(".yaml") for name in found)
+    return sorted(path.stem for path in files("wattcast.hardware").joinpath(folder).glob("*.yaml"))
 
 
 def gpu_names() -> list[str]:
@@ -144,7 +143,8 @@ def _load_by_name(name: str) -> Gpu:
     if name in _BOARDS:
         gpu, part = _load_by_name(_BOARDS[name]["gpu"]), _BOARDS[name]["part_number"]
         return replace(gpu, name=name, title=f"{gpu.title}, board {part}", board=part)
-    return parse_gpu(_catalogue_folder().joinpath(f"{name}.yaml").read_bytes(), name, f"{name}.yaml")
+    path = files("wattcast.hardware").joinpath("catalogue", f"{name}.yaml")
+    return parse_gpu(path.read_bytes(), name, path.name)
 
 
 def load_gpu_file(path: Path) -> Gpu:
@@ -155,10 +155,6 @@ def load_gpu_file(path: Path) -> Gpu:
 def parse_gpu(data: bytes, name: str, where: str) -> Gpu:
     """Return the GPU that the bytes of a GPU file describe."""
     return _Reader(decode_yaml(data, _GpuFile, where), where).read_gpu(name)
-
-
-def _catalogue_folder(name: str = "catalogue") -> Any:
-    return files("wattcast.hardware").joinpath(name)
 
 
 class _Reader:
@@ -294,7 +290,8 @@ def node_names() -> list[str]:
 def load_node(name: str) -> Node:
     """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
     found = errors.resolve_name("node", name, node_names(), {})
-    return parse_node(_catalogue_folder("nodes").joinpath(f"{found}.yaml").read_bytes(), found, f"{found}.yaml")
+    path = files("wattcast.hardware").joinpath("nodes", f"{found}.yaml")
+    return parse_node(path.read_bytes(), found, path.name)
 
 
 def load_node_file(path: Path) -> Node:

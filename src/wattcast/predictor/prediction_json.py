@@ -176,7 +176,7 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
     ops = p.ops if most_ops is None else p.rank_ops(most_ops)
-    ends, sure = p.interval, judge_confidence(p)
+    pairs, sure = (p.interval.latency_s, p.interval.power_w, p.interval.energy_j), judge_confidence(p)
     distances = [
         DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason) for d in p.support.distances
     ]
@@ -186,7 +186,7 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
         **{name: _write_number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)},
         stack=p.stack,
         currency=p.prices.currency,
-        interval=IntervalOut(ends.level, *map(_write_pair, (ends.latency_s, ends.power_w, ends.energy_j))),
+        interval=IntervalOut(p.interval.level, *((_check_finite(low), _check_finite(high)) for low, high in pairs)),
         support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.word, sure.reason, distances),
         memory_byte=p.memory_byte,
         fits=p.fits,
@@ -226,10 +226,6 @@ def _check_finite(value: Values) -> float:
     number = float(value)
     assert math.isfinite(number), "a prediction is not a finite number: this is a bug in Wattcast"
     return number
-
-
-def _write_pair(value: Array) -> tuple[float, float]:
-    return _check_finite(value[0]), _check_finite(value[1])
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,10 @@ def parse_prices(
     )
     rents = {}
     for text in [price] if isinstance(price, str) else price or ():
-        gpu, found, each = _read_rent(text)
+        name, equals, amount = text.rpartition("=")
+        gpu = resolve_gpu_name(name) if equals else ANY_GPU
+        where, example = (f"price {gpu}", "3.50USD/h") if equals else ("price", "3.50USD/h, or h200=3.50USD/h")
+        each, found = _read_money(amount, "s", where, example)
         if currency and found and found != currency:
             raise bad_value("price", f"one currency, {currency}", text)
         currency, rents[gpu] = currency or found, each
@@ -117,16 +120,6 @@ def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, s
             raise bad_value(where, "zero or more", text)
         return value, currency
     raise bad_value(where, f"money such as {example}, in USD, EUR or without a currency", text)
-
-
-def _read_rent(text: str) -> tuple[str, str, float]:
-    gpu, equals, amount = text.partition("=")
-    if not equals:
-        each, currency = _read_money(text, "s", "price", "3.50USD/h, or h200=3.50USD/h")
-        return ANY_GPU, currency, each
-    known = resolve_gpu_name(gpu)
-    each, currency = _read_money(amount, "s", f"price {known}", "3.50USD/h")
-    return known, currency, each
 
 
 def _read_carbon(text: str) -> tuple[float, list[str]]:

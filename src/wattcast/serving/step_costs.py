@@ -258,7 +258,9 @@ def tabulate_step_costs(
     def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
 
-    token_knots = _place_knots((*host.capture_sizes, *TOKEN_KNOTS), max(max_tokens, max_seqs))
+    largest, captured = max(max_tokens, max_seqs), host.capture_sizes
+    padded = (captured[bisect_left(captured, n)] if n <= captured[-1] else n for n in range(1, largest + 1))
+    token_knots = _place_knots((*captured, *TOKEN_KNOTS), largest)
     batch_knots, decode_knots = _place_knots(BATCH_KNOTS, max_seqs), _place_knots(DECODE_KNOTS, max_seqs)
     prompt_knots = _place_knots(PROMPT_KNOTS, max_tokens)
     contexts = np.array(_place_knots(CONTEXT_KNOTS, max(longest_context, 32)))
@@ -276,7 +278,7 @@ def tabulate_step_costs(
         [_only_attention(graph(WorkloadPhase.PREFILL, PACKED_PROMPTS, t, OutputHead.NONE)) for t in prompt_knots],
         [_only_attention(prefills[t], before=EARLIER_TOKENS) for t in prompt_knots],
     )
-    tokens_dense = _interpolate_rows(token_knots, tokens, max(max_tokens, max_seqs))
+    tokens_dense = _interpolate_rows(token_knots, tokens, largest)
     decode = decode.reshape(len(decode_knots), len(contexts), -1)
     places = [decode_knots.index(b) for b in batch_knots]
     other = headless - tokens_dense[list(batch_knots)] - decode[places, 0]  # latent attention decodes another way
@@ -317,7 +319,7 @@ def tabulate_step_costs(
         prompt=stages * _interpolate_rows(prompt_knots, attention, max_tokens),
         prompt_more=stages * _interpolate_rows(prompt_knots, more, max_tokens),
         prompt_slope=stages * _interpolate_rows(prompt_knots, slope, max_tokens),
-        padded=_padded_sizes(max(max_tokens, max_seqs), host.capture_sizes),
+        padded=(0, *(min(size, largest) for size in padded)),
         limit_w=limit_w * bundle.governor_share,
         idle_w=idle_w,
         waiting_w=watts,
@@ -361,11 +363,6 @@ def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
         dense = rows[place - 1] + share * (rows[place] - rows[place - 1])
     dense[0] = 0.0
     return np.asarray(dense)
-
-
-def _padded_sizes(most: int, captured: Sequence[int]) -> tuple[int, ...]:
-    sizes = (captured[bisect_left(captured, n)] if n <= captured[-1] else n for n in range(1, most + 1))
-    return (0, *(min(size, most) for size in sizes))
 
 
 _ATTENTION = (Attention, PagedAttention, LatentAttention)

@@ -280,14 +280,12 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
     if not 0.5 <= file.settles <= 1.0:
         raise bad_value(f"{where}: settles", "a share of the power limit between 0.5 and 1", file.settles)
-    reference = (
-        reference_chip(hardware.load_gpu(file.gpu)) if file.reference is None else _read_reference(file.reference)
-    )
+    given, trained = (of and ReferenceChip(**msgspec.structs.asdict(of)) for of in (file.reference, file.learned_on))
+    reference = given or reference_chip(hardware.load_gpu(file.gpu))
     learned = None
     if file.arrays and arrays is not None:
-        trained_on = reference if file.learned_on is None else _read_reference(file.learned_on)
-        learned = residuals_from_bytes(arrays, trained_on)
-        if file.learned_on is None:
+        learned = residuals_from_bytes(arrays, trained or reference)
+        if trained is None:
             reference = learned.reference
         else:
             learned = CarriedFactors(learned.reference, learned.time, learned.energy)
@@ -323,10 +321,6 @@ _KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
     *("gpu", "status", "provenance", "residuals", "toggling", "interval_level", "waiting_sm", "step_energy"),
     *("assumptions", "power_limit_w", "temperature_c"),
 )
-
-
-def _read_reference(file: _ReferenceFile) -> ReferenceChip:
-    return ReferenceChip(**msgspec.structs.asdict(file))
 
 
 def _read_power(power: _PowerFile, where: str) -> PowerModel:
