@@ -11,7 +11,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.families.attention import cudnn_parts, flash_parts
-from wattcast.kernels.families.elementwise import function_cost
+from wattcast.kernels.families.elementwise import load_function_costs
 from wattcast.kernels.families.row_reductions import RowWalk, group_alike, row_walk
 from wattcast.kernels.families.special_grids import (
     batch_norm,
@@ -171,14 +171,13 @@ def test_masked_scores_take_the_slow_way_through_a_division(
 
 
 def test_every_cost_is_that_of_a_known_function() -> None:
-    costly = [name for name in load_functions() if function_cost(name) != function_cost("add")]
-    assert {"gelu", "silu", "tanh", "dropout"} <= set(costly)
-    assert (
-        function_cost("gelu_grad").issue
-        > function_cost("gelu").issue
-        > function_cost("tanh").issue
-        > function_cost("add").issue
-    )
+    costs = load_function_costs()
+    assert set(costs) <= set(load_functions())
+    assert {"gelu", "silu", "tanh", "dropout"} <= set(costs)
+    issue = [costs[name][0] for name in ("gelu_grad", "gelu", "tanh")]
+    assert issue == sorted(issue, reverse=True)
+    assert costs["gelu"] == (37.0, costs["gelu"][1])
+    assert issue[-1] > 7.0, "that of an addition"
 
 
 def test_stores_bound_what_computes_little() -> None:

@@ -510,7 +510,7 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredK
         elif op.dtype not in seen.dtypes:
             why = OutsideReason.DTYPE
             said = f"{op.family} was measured in {', '.join(seen.dtypes)}, not in {op.dtype}"
-        elif group not in seen.every_group:
+        elif group not in seen.groups:
             said = f"no kernel of the kind {group} was measured"
         elif seen.forms is not None and op.form not in seen.every_form:
             ran = seen.forms.get(group, ())

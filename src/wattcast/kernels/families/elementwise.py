@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, CodedColumn, Mask, map_distinct
-from wattcast.core.records import dataclass, replace
+from wattcast.core.records import replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
@@ -84,30 +84,17 @@ _KERNEL_FAMILIES = tuple(f"elementwise.{kernel}" for kernel in _KERNELS)
 _KernelIndex = npt.NDArray[np.intp]  # positions in _KERNELS
 
 
-@dataclass(frozen=True)
-class FunctionCost:
-    """Instructions for an element, and cycles until the first result beyond those of an addition."""
-
-    issue: float
-    start_cycle: float
-
-
-_ADDITION = FunctionCost(7.0, 0.0)
+_ADDITION = 7.0, 0.0
 
 
 @cache
-def _function_costs() -> dict[str, FunctionCost]:
-    rows = read_shipped_table("wattcast.kernels.families", "function_cost.csv")
-    return {row["function"]: FunctionCost(float(row["issue"]), float(row["start_cycle"])) for row in rows}
+def load_function_costs() -> dict[str, tuple[float, float]]:
+    """Return instructions for an element, and cycles until a first result beyond those of an addition, by function.
 
-
-def function_cost(function: str) -> FunctionCost:
-    """Return the cost of a function; one that the table lacks costs as much as an addition.
-
-    >>> function_cost("gelu").issue
-    37.0
+    A function that the table lacks costs as much as an addition.
     """
-    return _function_costs().get(function, _ADDITION)
+    rows = read_shipped_table("wattcast.kernels.families", "function_cost.csv")
+    return {row["function"]: (float(row["issue"]), float(row["start_cycle"])) for row in rows}
 
 
 def elementwise_work(
@@ -221,7 +208,7 @@ class _FormColumns(NamedTuple):
 def _describe_form(form: _Form) -> tuple[float, ...]:
     """Return one row of ``_FormColumns``."""
     name, layout, dtype, out_dtype = form
-    cost, reducing = function_cost(name), name in _REDUCING
+    (issue, start_cycle), reducing = load_function_costs().get(name, _ADDITION), name in _REDUCING
     whole, is_open = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
     if name == "cast" and dtype is not Dtype.FP32:
         whole = _UNROLLED
@@ -235,8 +222,8 @@ def _describe_form(form: _Form) -> tuple[float, ...]:
     return (
         *(find_function(name).inputs, _TWICE.get(name, 0.0), kernel, whole, is_open),
         *(dtype.byte, (out_dtype or dtype).byte, _LAYOUT[layout]),
-        (_MAX_ISSUE if name == "max" else _SUM_ISSUE) if reducing else cost.issue,
-        cost.start_cycle,
+        (_MAX_ISSUE if name == "max" else _SUM_ISSUE) if reducing else issue,
+        start_cycle,
         _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
         *(reducing, name == "max", name in _MASKED, name == "masked_fill", dtype.byte >= 4 and name != "cast"),
     )

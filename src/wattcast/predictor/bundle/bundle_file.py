@@ -72,11 +72,6 @@ class MeasuredRange:
         return tuple(self.sizes), ends[:, :1], ends[:, 1:]
 
     @cached_property
-    def every_group(self) -> frozenset[str]:
-        """Kinds of kernels measured."""
-        return frozenset(self.groups)
-
-    @cached_property
     def every_form(self) -> frozenset[str]:
         """Forms measured, whatever they ran as."""
         return frozenset(name for names in (self.forms or {}).values() for name in names)
