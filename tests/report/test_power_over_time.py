@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from wattcast.core.errors import BadInput
-from wattcast.hardware import OperatingPoint
 from wattcast.predictor import api
-from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.pipeline import analyse_graph
 from wattcast.report import configuration_view as traces
 from wattcast.report.configuration_view import GAP, view_configuration
 from wattcast.workload.model_options import ModelOptions
-from wattcast.workload.readers import load_workload
 
 CASES = [
     ("llama3-8b", "h200", {"batch": 8, "seq": 1024}),
@@ -80,8 +75,6 @@ def test_too_many_launches_are_drawn_at_their_mean(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_sweep_is_refused() -> None:
-    graph, chip = load_workload.load_workload("gpt2", ModelOptions(stack="eager", seq=128)), api.find_gpu("h200")
-    bundle = bundle_for(chip)
-    timeline = analyse_graph(graph, chip, bundle)
+    swept = api.predict("gpt2", "h200", stack="eager", seq=128, clock=[1e9, 1.5e9])
     with pytest.raises(BadInput, match="single operating point"):
-        traces.build_power_trace(timeline, OperatingPoint(clock_hz=np.array([[1e9], [1.5e9]])), bundle)
+        traces.build_power_trace(swept)

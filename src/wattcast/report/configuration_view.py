@@ -15,12 +15,11 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field, replace
-from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware import Gpu
 from wattcast.kernels.kernel_table import RowIndex
 from wattcast.predictor import api
-from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import run_governed
-from wattcast.predictor.pipeline import KernelDetail, detail_at_clock, total_at_clock
+from wattcast.predictor.pipeline import KernelDetail, total_at_clock
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload import build_model
@@ -77,13 +76,12 @@ class PowerTrace:
         return replace(self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=np.full(bins, -1))
 
 
-def build_power_trace(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> PowerTrace:
-    """Build the power trace of a timeline at a set clock (``at.clock_hz``, not None)."""
-    detail = detail_at_clock(timeline, at, bundle)
+def build_power_trace(prediction: Prediction) -> PowerTrace:
+    """Build the power trace of a prediction of one configuration."""
+    timeline, detail, totals = prediction.basis.timeline, prediction.basis.detail, prediction.basis.totals
     if detail.kernel_s.ndim != 1:
         raise bad_value("power over time", "a single operating point", f"a sweep of {detail.kernel_s.shape[:-1]}")
     launches = float(timeline.calls.sum())
-    totals = total_at_clock(timeline, at, bundle)
     gap_s, gap_w = float(totals.latency_s - totals.busy_s), np.zeros(len(detail.parts))
     if gap_s > 1e-12:  # what the kernels do not take, by part
         gap_w = np.asarray((detail.part_j - (detail.kernel_s * timeline.calls) @ detail.kernel_part_w) / gap_s)
@@ -163,8 +161,7 @@ class ConfigurationView:
     @cached_property
     def trace(self) -> PowerTrace:
         """Power over time of one run."""
-        basis = self.prediction.basis
-        return build_power_trace(basis.timeline, basis.at, basis.bundle)
+        return build_power_trace(self.prediction)
 
     @cached_property
     def clocks(self) -> dict[str, Array]:
