@@ -43,10 +43,10 @@ from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_
 from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import build_kernels
-from wattcast.predictor import pipeline
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
 from wattcast.predictor.bundle.support_widening import default_widening
 from wattcast.predictor.kernel_phases import Correction, find_correction
+from wattcast.predictor.pipeline import kernel_activity
 from wattcast.predictor.timeline import compute_effective_hz
 
 NEWTON_STEPS = 6
@@ -287,10 +287,9 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     power = bundle.power
     if not wanted or not power.scalable_parts:
         return bundle
-    parts_w, names = _split_power(rows, gpu, bundle)
-    still = np.array([name not in power.scalable_parts for name in names])
+    parts_w, modules = _split_power(rows, gpu, bundle), [p for p in power.parts if p in power.scalable_parts]
+    still = ~np.isin(power.parts, modules)
     still_w, dynamic_w = parts_w[:, still].sum(axis=-1), parts_w[:, ~still]
-    modules = [name for name in names if name in power.scalable_parts]
     log_measured = np.log(settled_figures(rows)[0])
     own = 1 if "module" in wanted else 0
 
@@ -312,20 +311,16 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     return replace(bundle, power=power.scale_energy(dict(zip(modules, factor.tolist(), strict=True))))
 
 
-def _split_power(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[Array, tuple[str, ...]]:
-    """Compute watts by part of each row at its measured clock and latency, so that errors of time stay out."""
+def _split_power(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+    """Compute watts of each row and part at its measured clock and latency, so that errors of time stay out."""
     _, clock_hz, latency_s = settled_figures(rows)
-    found: list[Array] = []
-    names: tuple[str, ...] = ()
+    found = []
     for i in range(len(rows)):
-        timeline = analyse_row(rows, i, gpu, bundle)
-        each_s, set_hz = np.array([latency_s[i]]), np.array([clock_hz[i]])
-        at = OperatingPoint(clock_hz=set_hz)
-        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
-        drawn = bundle.power.power(pipeline.priced_activity(timeline, each_s, running_hz, each_s[..., 0], at))
-        found.append(drawn.part_w[0])
-        names = drawn.parts
-    return np.array(found), names
+        timeline, each_s, set_hz = analyse_row(rows, i, gpu, bundle), latency_s[i : i + 1], clock_hz[i : i + 1]
+        running_hz, at = compute_effective_hz(timeline, set_hz, bundle.clock_law), OperatingPoint(clock_hz=set_hz)
+        activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
+        found.append(bundle.power.power(activity).part_w[0])
+    return np.array(found)
 
 
 FEW_BURSTS = 1000  # bursts; below, what the forecast knows is worth more than what they say by themselves

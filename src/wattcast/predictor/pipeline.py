@@ -86,22 +86,6 @@ def workload_activity(timeline: Timeline, latency_s: Array, at: OperatingPoint) 
     )
 
 
-def priced_activity(
-    timeline: Timeline, kernel_s: Array, effective_hz: Array, latency_s: Array, at: OperatingPoint
-) -> Activity:
-    """Return the workload as one interval, as power models see it."""
-    busy = count_busy_cycles(timeline, kernel_s, effective_hz) @ (timeline.calls * timeline.energy_factor)
-    counts = np.broadcast_to(timeline.weighted, (*busy.shape, len(timeline.events)))
-    value = np.concatenate([counts, busy[..., np.newaxis]], axis=-1)
-    return Activity(
-        duration_s=latency_s[..., np.newaxis],
-        value=value[..., np.newaxis, :],
-        events=(*timeline.events, BUSY_EVENT),
-        at=at,
-        source=ActivitySource.PREDICTED,
-    )
-
-
 @dataclass(frozen=True)
 class WorkloadTotals:
     """Figures of a whole workload at a clock; each ``(*sweep,)``."""
