@@ -184,7 +184,11 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     if ranked.shape[1] == 2:
         best_before = np.minimum.accumulate(np.concatenate([[np.inf], ranked[:-1, 1]]))
         return order[ranked[:, 1] < best_before].astype(np.int64)
-    return order[_find_undominated(ranked)].astype(np.int64)
+    left, kept = np.arange(len(ranked)), []
+    while left.size:  # only a row that is earlier in lexicographic order can dominate another
+        kept.append(left[0])
+        left = left[1:][(ranked[left[1:]] < ranked[left[0]]).any(axis=-1)]
+    return order[np.array(kept, dtype=np.int64)].astype(np.int64)
 
 
 def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
@@ -201,18 +205,6 @@ def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
     """
     plain = {name: np.asarray(values).tolist() for name, values in columns.items()}
     return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
-
-
-def _find_undominated(ranked: Array) -> npt.NDArray[np.int64]:
-    """Return rows that nothing dominates, for rows in lexicographic order: only an earlier row can dominate one."""
-    left = np.arange(len(ranked))
-    kept = []
-    while left.size:
-        head = left[0]
-        kept.append(head)
-        rest = left[1:]
-        left = rest[(ranked[rest] < ranked[head]).any(axis=-1)]
-    return np.array(kept, dtype=np.int64)
 
 
 MOST_UNPACKED_BYTE = 2**30

@@ -172,6 +172,16 @@ def power_model_kind(name: str) -> type[PowerModel]:
     return _MODELS[name]
 
 
+def build_power_model(kind: str, plain: Mapping[str, Any], where: str) -> PowerModel:
+    """Build a model of a kind from the coefficients of a file, or raise an error that says what is wrong."""
+    try:
+        return power_model_kind(kind).from_plain(plain)
+    except BadInput as error:
+        raise type(error)(f"{where}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise bad_value(where, f"coefficients of a {kind} model", f"{type(error).__name__}: {error}") from None
+
+
 def power_model_kinds() -> dict[str, type[PowerModel]]:
     """Return every power model by name: those in the files of this package, and those registered from elsewhere."""
     for module in pkgutil.iter_modules(import_module("wattcast.power").__path__, "wattcast.power."):
@@ -385,12 +395,5 @@ def parse_saved_model(data: bytes, where: str) -> SavedModel:
     file = decode_yaml(data, _ModelFile, where)
     if file.format != FORMAT:
         raise bad_value(f"{where}: format", str(FORMAT), file.format, "Is it from another version of Wattcast?")
-    kind = power_model_kind(file.kind)
-    try:
-        model = kind.from_plain(file.model)
-    except BadInput as error:
-        raise BadInput(f"{where}: model: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise bad_value(f"{where}: model", f"coefficients of kind {file.kind}", said) from None
+    model = build_power_model(file.kind, file.model, f"{where}: model")
     return SavedModel(file.name, model, file.provenance, file.error_percent, tuple(file.notes), file.scaling)

@@ -24,7 +24,7 @@ from wattcast.core.strict_files import FitStatus, Provenance, decode_json, decod
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
-from wattcast.power import PowerModel, power_model_kind
+from wattcast.power.power_model import PowerModel, build_power_model
 from wattcast.predictor.bundle.support_widening import (
     THIS_CARD,
     CardSpread,
@@ -291,7 +291,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         **{name: getattr(file, name) for name in _KEPT_AS_THEY_ARE},
         corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
         launch=file.launch.to_costs(f"{where}: launch"),
-        power=_read_power(file.power, where),
+        power=build_power_model(file.power.kind, file.power.model, f"{where}: power.model"),
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
         reference=reference,
         learned=learned,
@@ -316,14 +316,6 @@ _KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
     *("gpu", "status", "provenance", "residuals", "toggling", "interval_level", "waiting_sm", "step_energy"),
     *("assumptions", "power_limit_w", "temperature_c"),
 )
-
-
-def _read_power(power: _PowerFile, where: str) -> PowerModel:
-    kind = power_model_kind(power.kind)
-    try:
-        return kind.from_plain(power.model)
-    except (KeyError, TypeError, ValueError) as error:
-        raise bad_value(f"{where}: power.model", f"the coefficients of a {power.kind} model", str(error)) from None
 
 
 def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:

@@ -184,10 +184,16 @@ def factor_names() -> tuple[str, ...]:
 
 
 def apply_factors(bundle: Bundle, factors: Mapping[str, float]) -> Bundle:
-    """Apply factors to a bundle and note each among its assumptions."""
+    """Apply factors to a bundle and note each among its assumptions; values out of reason are refused."""
     if not factors:
         return bundle
-    check_factors(factors)
+    check_names("factor", factors, factor_names())
+    for name, value in factors.items():
+        if not np.isfinite(value):
+            raise bad_value(f"factor {name}", "a finite number", value)
+        if name != IDLE_OFFSET and not LEAST_FACTOR <= value <= MOST_FACTOR:
+            wanted = f"a factor between {LEAST_FACTOR:g} and {MOST_FACTOR:g}, 1 for no change"
+            raise bad_value(f"factor {name}", wanted, value)
     notes = tuple(f"factor of your own: {name} {value:g}" for name, value in factors.items())
     return _scale_bundle(bundle, factors, notes)
 
@@ -223,18 +229,6 @@ def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str
         power=_scale_power(bundle, factors),
         assumptions=(*bundle.assumptions, *notes),
     )
-
-
-def check_factors(factors: Mapping[str, float]) -> None:
-    """Refuse unknown names and values out of reason."""
-    check_names("factor", factors, factor_names())
-    for name, value in factors.items():
-        if not np.isfinite(value):
-            raise bad_value(f"factor {name}", "a finite number", value)
-        if name != IDLE_OFFSET and not LEAST_FACTOR <= value <= MOST_FACTOR:
-            raise bad_value(
-                f"factor {name}", f"a factor between {LEAST_FACTOR:g} and {MOST_FACTOR:g}, 1 for no change", value
-            )
 
 
 def _scale_correction(group: str, c: Correction, factors: Mapping[str, float]) -> Correction:
