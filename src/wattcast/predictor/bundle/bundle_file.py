@@ -20,7 +20,7 @@ from wattcast.core import files, units
 from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass, field, replace
-from wattcast.core.strict_files import FitStatus, Provenance, decode_json, decode_yaml, read_bytes
+from wattcast.core.strict_files import FitStatus, Provenance, convert_plain, decode_json, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
@@ -244,11 +244,8 @@ def read_bundle(path: Path) -> Bundle:
 @cache
 def shipped_bundle(gpu: str) -> Bundle | None:
     """Return the bundle that ships for this GPU, for the mean of its boards, or None."""
-    folder = files("wattcast.predictor.bundle").joinpath(strip_board(gpu))
-    path, beside = folder.joinpath("bundle.json"), folder.joinpath(ARRAYS_FILE)
-    if not path.is_file():
-        return None
-    return parse_bundle(path.read_bytes(), f"{gpu}/bundle.json", beside.read_bytes() if beside.is_file() else None)
+    path = files("wattcast.predictor.bundle").joinpath(strip_board(gpu), "bundle.json")
+    return read_bundle(path) if path.is_file() else None
 
 
 def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
@@ -259,11 +256,7 @@ def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle
 
 def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
     """Make a bundle without learned factors from the plain mappings that ``bundle_to_plain`` gives."""
-    try:
-        file = msgspec.convert(plain, _BundleFile)
-    except msgspec.ValidationError as error:
-        raise bad_value(where, "the entries of a bundle", str(error)) from None
-    return _from_file(file, where, None)
+    return _from_file(convert_plain(plain, _BundleFile, where), where, None)
 
 
 def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:

@@ -97,13 +97,8 @@ def _carry_times(kin: str, gpu: Gpu) -> Bundle:
 
 @cache
 def _read_shipped(name: str) -> tuple[Plain, bytes] | None:
-    folder = files("wattcast.predictor.bundle").joinpath(name)
-    path = folder.joinpath(CALIBRATION_FILE)
-    if not path.is_file():
-        return None
-    return _decode_calibration(path.read_bytes(), f"{name}/{CALIBRATION_FILE}"), folder.joinpath(
-        ARRAYS_FILE
-    ).read_bytes()
+    path = files("wattcast.predictor.bundle").joinpath(name, CALIBRATION_FILE)
+    return _read_calibration(path) if path.is_file() else None
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -111,8 +106,8 @@ def load_bundle(path: Path) -> Bundle:
     file = path / CALIBRATION_FILE if path.is_dir() else path
     if file.name != CALIBRATION_FILE or not file.exists():
         return read_bundle(path)
-    plain = _decode_calibration(read_bytes(file), file.name)
-    return _apply_calibration(plain, read_bytes(file.parent / ARRAYS_FILE), load_gpu(str(plain["gpu"])))
+    plain, arrays = _read_calibration(file)
+    return _apply_calibration(plain, arrays, load_gpu(plain["gpu"]))
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> Path:
@@ -132,11 +127,12 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     return folder / CALIBRATION_FILE
 
 
-def _decode_calibration(data: bytes, where: str) -> Plain:
-    plain = decode_yaml(data, dict[str, Any], where)
+def _read_calibration(path: Path) -> tuple[Plain, bytes]:
+    """Read a calibration and the arrays beside it."""
+    plain = decode_yaml(read_bytes(path), dict[str, Any], path.name)
     if not isinstance(plain.get("gpu"), str):
-        raise bad_value(f"{where}: gpu", "the name of a GPU", plain.get("gpu"))
-    return plain
+        raise bad_value(f"{path.name}: gpu", "the name of a GPU", plain.get("gpu"))
+    return plain, read_bytes(path.parent / ARRAYS_FILE)
 
 
 def _apply_calibration(plain: Plain, arrays: bytes, gpu: Gpu) -> Bundle:
