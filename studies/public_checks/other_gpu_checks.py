@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from studies.public_checks.published_runs import (
     PUBLISHED_GPU,
+    PublishedRun,
     clean_runs,
     read_other_gpus,
     read_published_runs,
@@ -33,7 +34,6 @@ from wattcast.fit.calibration import (
     calibrate_bundle,
     predict_models,
 )
-from wattcast.fit.calibration_rows import PublishedRun
 from wattcast.fit.kernel_rows import on_random_data
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.fit.table_fit import calibrate_rows, describe_work, predict_tables_s

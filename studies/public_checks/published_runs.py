@@ -7,14 +7,54 @@ outside the project.
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wattcast.core.errors import BadInput
-from wattcast.fit.calibration_rows import PUBLISHED_MODELS, PublishedRun, parse_published_run
+from wattcast.fit.calibration import MeasuredModel
+from wattcast.fit.calibration_rows import PUBLISHED_MODELS, PUBLISHED_NAME, parse_published_run
 
 PUBLISHED_GPU = "a100-pcie-40gb"
 PUBLISHED_FILES = {"900": "a100_pcie_40gb_900mhz.csv", "clocks": "a100_pcie_40gb_dvfs.csv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun(MeasuredModel):
+    """One published measurement, and what its name says of it."""
+
+    model: str
+    dtype: str
+    batch: int
+    seq: int | None
+    set_hz: float
+    listed: bool  # the artifact has an operator list for it
+
+    @property
+    def corrupt(self) -> bool:
+        """Near-idle power and a time far too short (README of the reference data)."""
+        return (self.model, self.batch, self.seq) == ("qwen2-1.5b", 8, 4096)
+
+    @property
+    def energy_j(self) -> float:
+        """Joules of an iteration."""
+        return self.power_w * self.latency_s
+
+
+def parse_run(line: dict[str, str], lists: Collection[str]) -> PublishedRun:
+    """Parse a row; ``lists`` are names of the runs that the artifact has operators of."""
+    measured, match = parse_published_run(line), PUBLISHED_NAME.fullmatch(line["workload"])
+    stem = line["workload"].split("_iter")[0]
+    return PublishedRun(
+        **vars(measured),
+        model=PUBLISHED_MODELS[match["kind"], match["config"]],
+        dtype=match["dtype"],
+        batch=int(match["batch"]),
+        seq=int(match["seq"]) if match["seq"] else None,
+        set_hz=float(match["clock"]) * 1e6,
+        listed=stem in lists or re.sub(r"(_attneager)?_freq\d+$", "", stem) in lists,
+    )
 
 
 def read_published_runs(folder: Path, which: str) -> list[PublishedRun]:
@@ -25,7 +65,7 @@ def read_published_runs(folder: Path, which: str) -> list[PublishedRun]:
     except OSError as error:
         raise BadInput(f"{path.name}: cannot be read ({error.strerror}).") from None
     lists = _lists(folder)
-    return [parse_published_run(line, lists) for line in csv.DictReader(lines)]
+    return [parse_run(line, lists) for line in csv.DictReader(lines)]
 
 
 def _lists(folder: Path) -> set[str]:
@@ -49,7 +89,7 @@ def read_other_gpus(folder: Path) -> dict[str, list[PublishedRun]]:
         ]
         if names:
             lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-            runs = [parse_published_run(line, lists) for line in lines]
+            runs = [parse_run(line, lists) for line in lines]
             whole = [r for r in runs if (r.model, r.batch, r.seq) not in _CORRUPT.get(names[0], ())]
             found.setdefault(names[0], []).extend(clean_runs(whole))
     return found

@@ -18,7 +18,7 @@ scores against them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
-from wattcast.core.records import dataclass, fields, replace
+from wattcast.core.records import fields, replace
 from wattcast.core.strict_files import decode_json, parse_csv, read_bytes
 from wattcast.fit.calibration import (
     AnalysedModel,
@@ -97,73 +97,27 @@ PUBLISHED_MODELS = {
     ("resnet101", ""): "resnet101",
 }
 _LIKE = "gpt2model_gpt2_pbf16_b8_s128_modeprefill_freq900_iter4001.csv"
-_NAME = re.compile(
+PUBLISHED_NAME = re.compile(
     r"(?P<kind>[a-z0-9]+)_(?P<config>[\w.-]*?)_p(?P<dtype>bf16|fp32)_b(?P<batch>\d+)(?:_s(?P<seq>\d+)_modeprefill)?"
     r"(?:_attneager)?_freq(?P<clock>\d+)_iter\d+\.csv"
 )
 
 
-@dataclass(frozen=True)
-class PublishedRun:
-    """One published measurement, in SI units."""
-
-    model: str
-    dtype: str
-    batch: int
-    seq: int | None
-    set_hz: float
-    clock_hz: float  # mean really run
-    temperature_c: float
-    latency_s: float
-    power_w: float
-    listed: bool  # the artifact has an operator list for it
-    corrupt: bool
-
-    @property
-    def energy_j(self) -> float:
-        """Joules of an iteration."""
-        return self.power_w * self.latency_s
-
-    @property
-    def name(self) -> str:
-        """The name that figures show."""
-        length = f" s{self.seq}" if self.seq else ""
-        return f"{self.model} {self.dtype} b{self.batch}{length}"
-
-    @property
-    def graph(self) -> Graph:
-        """The operators of the run."""
-        return build_run_graph(self.model, self.batch, self.seq, self.dtype)
-
-
-def parse_published_run(line: dict[str, str], lists: Collection[str] = ()) -> PublishedRun:
-    """Parse a row of the published form; ``lists`` are names of the runs that the artifact has operators of."""
-    match = _NAME.fullmatch(line["workload"])
+def parse_published_run(line: Mapping[str, str]) -> MeasuredModel:
+    """Parse a row of the published form; its clock is the mean that really ran."""
+    match = PUBLISHED_NAME.fullmatch(line["workload"])
     if match is None or (match["kind"], match["config"]) not in PUBLISHED_MODELS:
         raise BadInput(f"a run named {clip_text(line['workload'])} is not understood: wanted a name such as {_LIKE}.")
-    model, batch = PUBLISHED_MODELS[match["kind"], match["config"]], int(match["batch"])
-    seq = int(match["seq"]) if match["seq"] else None
     try:
-        latency_s, energy_j, mhz, celsius = (float(line[k]) for k in ("time", "energy", "avg_freq", "temp"))
+        time_ms, energy_j, mhz, celsius = (float(line[k]) for k in ("time", "energy", "avg_freq", "temp"))
     except ValueError:
         raise BadInput(f"{line['workload']}: time, energy, avg_freq and temp have to be numbers.") from None
-    if not (latency_s > 0 and energy_j > 0 and mhz > 0):
+    if not (time_ms > 0 and energy_j > 0 and mhz > 0):
         raise BadInput(f"{line['workload']}: time, energy and avg_freq have to be above zero.")
-    latency_s /= 1e3
-    stem = line["workload"].split("_iter")[0]
-    return PublishedRun(
-        model=model,
-        dtype=match["dtype"],
-        batch=batch,
-        seq=seq,
-        set_hz=float(match["clock"]) * 1e6,
-        clock_hz=mhz * 1e6,
-        temperature_c=celsius,
-        latency_s=latency_s,
-        power_w=energy_j / latency_s,
-        listed=stem in lists or re.sub(r"(_attneager)?_freq\d+$", "", stem) in lists,
-        corrupt=(model, batch, seq) == ("qwen2-1.5b", 8, 4096),
-    )
+    model, dtype, latency_s = PUBLISHED_MODELS[match["kind"], match["config"]], match["dtype"], time_ms / 1e3
+    graph = build_run_graph(model, int(match["batch"]), int(match["seq"]) if match["seq"] else None, dtype)
+    name = f"{model} {dtype} b{match['batch']}" + (f" s{match['seq']}" if match["seq"] else "")
+    return MeasuredModel(name, graph, latency_s, energy_j / latency_s, mhz * 1e6, celsius)
 
 
 MAX_FILE_BYTE = 16 << 20
@@ -238,12 +192,8 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
         raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
     if set(lines[0][1]) == set(PUBLISHED_HEADER):
         top_hz = float(sweep_values(gpu.clocks.max_hz))
-        runs = [parse_published_run({k: str(v) for k, v in entry.items()}) for _, entry in lines]
-        measured = [  # at the clock that really ran
-            MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, min(r.clock_hz, top_hz), r.temperature_c)
-            for r in runs
-        ]
-        return [_check_measured(m, where, gpu) for (where, _), m in zip(lines, measured, strict=True)]
+        runs = [(where, parse_published_run({k: str(v) for k, v in entry.items()})) for where, entry in lines]
+        return [_check_measured(replace(m, clock_hz=min(m.clock_hz or top_hz, top_hz)), at, gpu) for at, m in runs]
     return [_check_measured(_read_measured(entry, where, path.parent), where, gpu) for where, entry in lines]
 
 
