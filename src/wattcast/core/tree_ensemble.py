@@ -46,11 +46,6 @@ class TreeEnsemble:
         if trees and not (all(inside) and columns and finite):
             raise bad_value("forest", "nodes and features that exist, finite values", "others")
 
-    def __call__(self, columns: Mapping[str, npt.ArrayLike]) -> Array:
-        """Return the sum of the trees for each row; columns broadcast to one shape, which is the result's."""
-        rows = np.stack(np.broadcast_arrays(*(np.asarray(columns[name], float) for name in self.features)), axis=-1)
-        return self.sum_trees(rows.reshape(-1, len(self.features))).reshape(rows.shape[:-1])
-
     def sum_trees(self, rows: npt.NDArray[Any]) -> Array:
         """Return the sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
         finder: LeafMasks | TreeWalk = self._walk

@@ -32,13 +32,10 @@ def fit_trees(
     columns: Mapping[str, npt.ArrayLike],
     target: Array,
     weight: Array | None = None,
-    *,
     trees: int = 150,
     leaves: int = 12,
     least_rows: int = 6,
-    rate: float = 0.06,
     loss: str = "absolute_error",
-    seed: int = 0,
 ) -> TreeEnsemble:
     """Fit boosted trees of ``target`` on ``columns``; small and slow-learning, since rows are few."""
     from sklearn.ensemble import HistGradientBoostingRegressor
@@ -50,10 +47,10 @@ def fit_trees(
         max_iter=trees,
         max_leaf_nodes=leaves,
         min_samples_leaf=least_rows,
-        learning_rate=rate,
+        learning_rate=TREE_RATE,
         l2_regularization=1.0,
         early_stopping=False,
-        random_state=seed,
+        random_state=0,
     )
     model.fit(rows, target, sample_weight=weight)
     return _export_trees(model, names)
@@ -275,9 +272,8 @@ def fit_residuals(
         tilt = 1.0 if loss == "squared_error" else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
         ensemble, drawn_in = None, target
         if grown:
-            size: dict[str, Any] = {"trees": trees, "leaves": leaves, "rate": TREE_RATE, "loss": loss}
-            least_rows = LEAST_LEAF_ROWS * (2 if again else 1)
-            ensemble = fit_trees(columns, target, tilt * sure, least_rows=least_rows, **size)
+            least = LEAST_LEAF_ROWS * (2 if again else 1)
+            ensemble = fit_trees(columns, target, tilt * sure, trees, leaves, least, loss)
         if hold_in and family in _RAGGED:  # outliers are drawn in, since a process takes errors as Gaussian
             middle = np.median(target)
             spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
