@@ -143,8 +143,7 @@ def _load_by_name(name: str) -> Gpu:
     if name in _BOARDS:
         gpu, part = _load_by_name(_BOARDS[name]["gpu"]), _BOARDS[name]["part_number"]
         return replace(gpu, name=name, title=f"{gpu.title}, board {part}", board=part)
-    path = files("wattcast.hardware").joinpath("catalogue", f"{name}.yaml")
-    return parse_gpu(path.read_bytes(), name, path.name)
+    return load_gpu_file(files("wattcast.hardware").joinpath("catalogue", f"{name}.yaml"))
 
 
 def load_gpu_file(path: Path) -> Gpu:
@@ -290,8 +289,7 @@ def node_names() -> list[str]:
 def load_node(name: str) -> Node:
     """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
     found = errors.resolve_name("node", name, node_names(), {})
-    path = files("wattcast.hardware").joinpath("nodes", f"{found}.yaml")
-    return parse_node(path.read_bytes(), found, path.name)
+    return load_node_file(files("wattcast.hardware").joinpath("nodes", f"{found}.yaml"))
 
 
 def load_node_file(path: Path) -> Node:

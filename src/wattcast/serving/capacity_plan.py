@@ -251,16 +251,6 @@ class ServingPlan:
         return most_per_s, "nothing: one replica is more than enough" if idle else binds
 
     @property
-    def capacity_per_s(self) -> float:
-        """Requests a second that one replica serves within all bounds."""
-        return self.ceiling[0]
-
-    @property
-    def binds(self) -> str:
-        """What breaks first if the rate grows."""
-        return self.ceiling[1]
-
-    @property
     def output_tokens_per_s(self) -> float:
         """Output tokens of all replicas in a second."""
         return self.demand.rate_per_s * float(self.result.trace.output_tokens.mean())
