@@ -24,7 +24,8 @@ def forest(data) -> TreeEnsemble:
     pytest.importorskip("sklearn", reason="fitting trees needs scikit-learn")
     from wattcast.fit.latency_fit import fit_trees
 
-    return fit_trees(*data)
+    columns, target = data
+    return fit_trees(tuple(columns), stack(columns), target)
 
 
 def stack(columns: dict[str, np.ndarray]) -> np.ndarray:

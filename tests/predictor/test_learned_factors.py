@@ -31,7 +31,8 @@ def fitted() -> tuple[GaussianProcess, dict[str, np.ndarray], np.ndarray]:
     rng = np.random.default_rng(3)
     columns = {"a": rng.uniform(0, 4, 200), "b": rng.uniform(0, 4, 200), "noise": rng.normal(size=200)}
     target = np.sin(columns["a"]) + 0.3 * columns["b"]
-    return fit_gaussian_process(columns, target), columns, target
+    rows = np.stack(list(columns.values()), axis=-1)
+    return fit_gaussian_process(tuple(columns), rows, target), columns, target
 
 
 def test_it_learns_what_is_there_and_leaves_noise_alone(fitted) -> None:

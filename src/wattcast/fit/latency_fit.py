@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import read_shipped_table
@@ -29,7 +28,8 @@ from wattcast.predictor.learned_factors import GaussianProcess, IdealTerms, Lear
 
 
 def fit_trees(
-    columns: Mapping[str, npt.ArrayLike],
+    names: tuple[str, ...],
+    rows: Array,
     target: Array,
     weight: Array | None = None,
     trees: int = 150,
@@ -37,11 +37,9 @@ def fit_trees(
     least_rows: int = 6,
     loss: str = "absolute_error",
 ) -> TreeEnsemble:
-    """Fit boosted trees of ``target`` on ``columns``; small and slow-learning, since rows are few."""
+    """Fit boosted trees to features ``(row, name)``; small and slow-learning, since rows are few."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    names = tuple(columns)
-    rows = np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=-1)
     model = HistGradientBoostingRegressor(
         loss=loss,
         max_iter=trees,
@@ -79,20 +77,15 @@ _STEPS = 25
 
 
 def fit_gaussian_process(
-    columns: Mapping[str, npt.ArrayLike],
-    target: Array,
-    *,
-    sure: Array | None = None,
-    length_rows: int = LENGTH_ROWS,
+    names: tuple[str, ...], raw: Array, target: Array, sure: Array | None = None, length_rows: int = LENGTH_ROWS
 ) -> GaussianProcess:
     """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9], then the mean.
 
-    ``sure`` is how well each target is known: its noise goes with the inverse, with the same mean.
+    ``raw`` are features ``(row, name)``. ``sure`` is how well each target is known: its noise goes with the inverse,
+    with the same mean.
     """
     from scipy.linalg import cho_factor, cho_solve
 
-    names = tuple(columns)
-    raw = np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=-1)
     spread = raw.std(axis=0)
     kept = spread > 1e-9
     if not kept.any():  # rows all alike: one column stands for them
@@ -228,13 +221,13 @@ class ResidualSample:
     again: bool = False  # its rows are in other samples too
     sure: Array | None = None  # how well each ratio is known, above 0 to 1; None: all alike
 
-    def select_families(self, families: Sequence[str], names: Sequence[str]) -> tuple[dict[str, Array], Array, Array]:
-        """Return columns ``names``, target and how well it is known, of some families; missing columns are zero."""
+    def select_families(self, families: Sequence[str], names: Sequence[str]) -> tuple[Array, Array, Array]:
+        """Return features ``(row, name)``, target and how well it is known; features that are missing are zero."""
         at = np.flatnonzero(np.isin(self.kernels.work.root_family, families))
         known = {**self.kernels.work.features, **self.more}
         nothing = np.zeros(len(at))
-        sure = np.ones(len(at)) if self.sure is None else self.sure[at]
-        return {n: known[n][at] if n in known else nothing for n in names}, np.log(self.ratio[at]), sure
+        rows = np.stack([known[n][at] if n in known else nothing for n in names], axis=-1, dtype=np.float64)
+        return rows, np.log(self.ratio[at]), np.ones(len(at)) if self.sure is None else self.sure[at]
 
 
 def fit_residuals(
@@ -262,8 +255,7 @@ def fit_residuals(
             )
         )
         parts = [sample.select_families(pool, names) for sample in samples]
-        columns = {name: np.concatenate([part[name] for part, *_ in parts]) for name in names}
-        target, sure = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
+        rows, target, sure = map(np.concatenate, zip(*parts, strict=True))
         if len(target) < LEAST_FOR_PROCESS:
             continue  # too few to learn from: the scaffold's word stands
         grown = trees and len(target) >= LEAST_FOR_TREES
@@ -273,12 +265,12 @@ def fit_residuals(
         ensemble, drawn_in = None, target
         if grown:
             least = LEAST_LEAF_ROWS * (2 if again else 1)
-            ensemble = fit_trees(columns, target, tilt * sure, trees, leaves, least, loss)
+            ensemble = fit_trees(names, rows, target, tilt * sure, trees, leaves, least, loss)
         if hold_in and family in _RAGGED:  # outliers are drawn in, since a process takes errors as Gaussian
             middle = np.median(target)
             spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
             drawn_in = np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
-        process = fit_gaussian_process(columns, drawn_in, sure=sure, length_rows=length_rows)
+        process = fit_gaussian_process(names, rows, drawn_in, sure, length_rows)
         found[family] = LearnedFactor(ensemble, process, float(target.min()), float(target.max()))
     return found
 
