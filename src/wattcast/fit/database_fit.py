@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -244,15 +244,6 @@ def _round_value(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class CardPair:
-    """One quantity on two cards: the log of second over first, by kernel."""
-
-    first: str
-    second: str
-    log_ratio: Array
-
-
-@dataclass(frozen=True)
 class CardComponents:
     """Standard deviations of logs: between cards, of kernels within a card, of repeats; and what they rest on."""
 
@@ -351,18 +342,17 @@ def residual_shifts(rows: KernelRows, quantity: str, held: HeldOutRows | None) -
 
 def variance_components(rows: KernelRows, quantity: str) -> CardComponents | None:
     """Estimate variance components of ``latency`` (bursts) or ``power`` (sustained rows); None for a single card."""
-    pairs = list(pair_cards(rows, quantity))
+    pairs = pair_cards(rows, quantity)
     if not pairs:
         return None
     noise = _estimate_repeat_noise(rows, quantity)
-    middle = np.array([np.median(p.log_ratio) for p in pairs])
-    off = [np.abs(pair.log_ratio - m) for pair, m in zip(pairs, middle, strict=True)]
+    middle, count = np.array([(np.median(ratio), ratio.size) for ratio in pairs.values()]).T
+    off = [np.abs(ratio - m) for ratio, m in zip(pairs.values(), middle, strict=True)]
     within = np.array([np.quantile(each, 0.9) for each in off]) / NORMAL_P90
-    count = np.array([p.log_ratio.size for p in pairs])
     by_kernel = max(float(np.mean(within**2)) / 2.0 - noise**2, 0.0)
     # the median of n kernels is itself uncertain by π/2·σ²/n
     card = max(float(np.mean(middle**2 - np.pi / 2.0 * within**2 / count)) / 2.0, 0.0)
-    cards = len({name for p in pairs for name in (p.first, p.second)})
+    cards = len({card for pair in pairs for card in pair})
     return CardComponents(quantity, card**0.5, by_kernel**0.5, float(noise), cards, int(count.sum()))
 
 
@@ -372,8 +362,11 @@ def _estimate_repeat_noise(rows: KernelRows, quantity: str) -> float:
     return float(np.quantile(np.abs(still), 0.9) / NORMAL_P90 / np.sqrt(2.0)) if still.size else 0.0
 
 
-def pair_cards(rows: KernelRows, quantity: str) -> Iterator[CardPair]:
-    """Yield every two cards with enough kernels in common; repeats of a kernel on a card are averaged first."""
+def pair_cards(rows: KernelRows, quantity: str) -> dict[tuple[str, str], Array]:
+    """Return the log of second over first card, by kernel, of every two cards with enough kernels in common.
+
+    Repeats of a kernel on a card are averaged first.
+    """
     power_w, clock_hz, figure = settled_figures(rows)
     if quantity == "power":
         figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), power_w, np.nan)
@@ -382,11 +375,12 @@ def pair_cards(rows: KernelRows, quantity: str) -> Iterator[CardPair]:
         for card in dict.fromkeys(rows.uuid[i] for i in members):
             own = [float(np.log(figure[i])) for i in members if rows.uuid[i] == card]
             means.setdefault(card, {})[key] = sum(own) / len(own)
+    found = {}
     for first, second in combinations(sorted(means), 2):
         common = [key for key in means[first] if key in means[second]]
         if len(common) >= LEAST_COMMON:
-            ratio = np.array([means[second][key] - means[first][key] for key in common])
-            yield CardPair(first, second, ratio)
+            found[first, second] = np.array([means[second][key] - means[first][key] for key in common])
+    return found
 
 
 def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
@@ -394,9 +388,9 @@ def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
 
     Differences to every other card, each against sqrt(apart² + 2·noise²): spread and repeats of both.
     """
-    pairs = list(pair_cards(rows, quantity))
+    pairs = pair_cards(rows, quantity)
     found = {}
-    for card in dict.fromkeys(name for p in pairs for name in (p.first, p.second)):
+    for card in dict.fromkeys(card for pair in pairs for card in pair):
         gone = np.array([c == card for c in rows.uuid])
         rest = rows.select_rows(~gone)
         seen = variance_components(rest, quantity)
@@ -405,7 +399,7 @@ def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
         )
         noise = _estimate_repeat_noise(rest, quantity)
         within = NORMAL_P90 * float(np.sqrt(spread**2 + 2.0 * noise**2))
-        apart = np.concatenate([p.log_ratio for p in pairs if card in (p.first, p.second)])
+        apart = np.concatenate([ratio for pair, ratio in pairs.items() if card in pair])
         found[card] = np.abs(apart) <= within
     return found
 
