@@ -142,11 +142,11 @@ def test_how_sure_is_one_word_with_a_reason() -> None:
     forecast = wattcast.predict("llama3-8b", "a40", batch=8, seq=1024, host_launch=0.0)
     waiting = wattcast.predict("gpt2", "h200", batch=1, seq=64, stack="eager")
     assert measured.status is FitStatus.MEASURED
-    assert judge_confidence(measured).word == "good"
-    assert judge_confidence(forecast).word != "good"
-    assert "forecast" in judge_confidence(forecast).reason
-    assert judge_confidence(waiting).word == "rough"
-    assert "host" in judge_confidence(waiting).reason
+    assert judge_confidence(measured).value == "good"
+    assert judge_confidence(forecast).value != "good"
+    assert "forecast" in judge_confidence(forecast).remark
+    assert judge_confidence(waiting).value == "rough"
+    assert "host" in judge_confidence(waiting).remark
     assert rank_assumptions(waiting)[0].startswith("host")
     assert sorted(rank_assumptions(forecast)) == sorted(forecast.assumptions)
 

@@ -187,7 +187,7 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
         stack=p.stack,
         currency=p.prices.currency,
         interval=IntervalOut(p.interval.level, *((_check_finite(low), _check_finite(high)) for low, high in pairs)),
-        support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.word, sure.reason, distances),
+        support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.value, sure.remark, distances),
         memory_byte=p.memory_byte,
         fits=p.fits,
         modules=[_write_module(m) for m in p.modules],
@@ -237,14 +237,6 @@ class AnswerLine:
     remark: str = ""
 
 
-@dataclass(frozen=True)
-class Confidence:
-    """How sure a prediction is: ``good``, ``fair`` or ``rough``, and why."""
-
-    word: str
-    reason: str
-
-
 def count_digits(value: float, low: float, high: float) -> int:
     """Return how many significant digits a value deserves between the ends of its interval.
 
@@ -265,8 +257,8 @@ def round_number(value: float, digits: int) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
 
 
-def judge_confidence(p: Prediction) -> Confidence:
-    """Say in one word how sure a prediction is, from the width of its interval, and why.
+def judge_confidence(p: Prediction) -> AnswerLine:
+    """Say how sure a prediction is, ``good``, ``fair`` or ``rough`` from the width of its interval, and why.
 
     What is far from what was measured is never called good: its intervals rest on a few GPUs, clocks and limits that
     could be tried. Where the host decides, a prediction is rough: the speed of the host is not known here.
@@ -281,7 +273,7 @@ def judge_confidence(p: Prediction) -> Confidence:
         why.insert(0, f"{waits:.0%} of the time waits for the host, whose speed differs by machine")
     if word != "good":
         why.insert(0, f"{p.interval.level:.0%} intervals reach {half:.0%} either way")
-    return Confidence(word, "; ".join(why))
+    return AnswerLine("how sure", word, "; ".join(why))
 
 
 def support_line(p: Prediction) -> AnswerLine:
@@ -388,7 +380,7 @@ def summarise_line(p: Prediction) -> str:
     """Return a prediction in one line; a sweep as its size and its ranges."""
     if isinstance(p.latency_s, float):
         shown = [line.value for line in list_answers(p) if line.label not in ("memory", "cost", "carbon")]
-        sure = judge_confidence(p).word
+        sure = judge_confidence(p).value
         return (
             f"<Prediction {title_of(p)}: {', '.join(shown)}, {sure}{'' if p.fits is not False else ', DOES NOT FIT'}>"
         )
@@ -403,12 +395,11 @@ def summarise_card(p: Prediction) -> str:
     """Return a prediction as a small HTML table for notebooks."""
     if not isinstance(p.latency_s, float):
         return f"<p>{html.escape(summarise_line(p))}</p>"
-    sure = judge_confidence(p)
     rows = "".join(
         f"<tr><td style='text-align:left'>{html.escape(line.label)}</td>"
         f"<td style='text-align:left'><b>{html.escape(line.value)}</b></td>"
         f"<td style='text-align:left;opacity:.75'>{html.escape(line.remark)}</td></tr>"  # on any background
-        for line in (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), support_line(p))
+        for line in (*list_answers(p), judge_confidence(p), support_line(p))
     )
     caption = f"<caption style='text-align:left'>{html.escape(title_of(p))}</caption>"
     return f"<table style='color:inherit'>{caption}{rows}</table>"

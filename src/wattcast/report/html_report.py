@@ -27,7 +27,14 @@ from wattcast.core.records import dataclass
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import SettingKeywords
-from wattcast.predictor.prediction_json import MUCH_WAITING, judge_confidence, list_answers, rank_assumptions
+from wattcast.predictor.prediction_json import (
+    MUCH_WAITING,
+    AnswerLine,
+    judge_confidence,
+    list_answers,
+    rank_assumptions,
+    support_line,
+)
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import encode_figure
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, draw_pareto, label_views
@@ -174,24 +181,18 @@ def conclude_view(seen: ConfigurationView) -> str:
     clock = show(float(seen.clocks["clock_hz"][best]), "Hz", 3)
     trade = f"At {clock} it would take {saved:.0%} less energy and {slower:.0%} more time"
     trade = trade if saved > 0.02 else "No other clock would take much less energy"
-    return f"{answer} {cause} {trade}; these numbers are {judge_confidence(p).word}."
+    return f"{answer} {cause} {trade}; these numbers are {judge_confidence(p).value}."
 
 
 def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
     """Return the answer in tiles, as the first screen of ``predict`` gives it, and the clock."""
     p = seen.prediction
-    sure = judge_confidence(p)
     held = "held down by the power limit" if p.capped else "as asked for"
-    answers = [
-        *((line.label, line.value, line.remark) for line in list_answers(p)),
-        ("clock", show(float(p.clock_hz), "Hz"), held),
-        ("how sure", sure.word, sure.reason),
-        ("support", p.support.word, p.support.reason),
-    ]
+    clock = AnswerLine("clock", show(float(p.clock_hz), "Hz"), held)
     tiles = []
-    for name, value, below in answers:
-        said = make_element("span", name, class_="name"), make_element("strong", value), make_element("span", below)
-        tiles.append(make_element("div", *said, class_="tile"))
+    for line in (*list_answers(p), clock, judge_confidence(p), support_line(p)):
+        said = make_element("span", line.label, class_="name"), make_element("strong", line.value)
+        tiles.append(make_element("div", *said, make_element("span", line.remark), class_="tile"))
     note = f"{p.interval.level:.0%} intervals below the numbers."
     return join_markup([make_element("div", *tiles, class_="tiles"), make_element("p", note)])
 

@@ -95,7 +95,7 @@ def print_predictions(console: Console, predictions: Sequence[Prediction], detai
         for p in predictions:
             lines = {line.label: line.value for line in reversed(list_answers(p))}
             told = (lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory"))
-            rows.add_row(escape(p.name), str(p.gpu_count), *told, judge_confidence(p).word, p.support.word)
+            rows.add_row(escape(p.name), str(p.gpu_count), *told, judge_confidence(p).value, p.support.word)
         console.print(rows)
         for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
             console.print(f"Far from what was measured: {escape(reason)}")
@@ -117,8 +117,7 @@ def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> 
 
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
-    sure = judge_confidence(p)
-    lines = (*list_answers(p), AnswerLine("how sure", sure.word, sure.reason), prediction_json.support_line(p))
+    lines = (*list_answers(p), judge_confidence(p), prediction_json.support_line(p))
     print_answers(console, prediction_json.title_of(p), lines)
     rows = new_table("power of one GPU", "", "share", "busy")
     for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
