@@ -51,7 +51,7 @@ def site(tmp_path: Path, power: str = "3 kW", chat: str = "200/s", search: str =
 
 def idle_of(fleet: fleets.Fleet) -> np.ndarray:
     return np.array(
-        [float(fleets.idle_power_w(bundle_for(g), fleets.list_settable_clocks(g)[:1])[0]) for g, _ in fleet.gpus]
+        [float(bundle_for(g).power.idle_power_w(fleets.list_settable_clocks(g)[0])) for g, _ in fleet.gpus]
     )
 
 

@@ -36,7 +36,6 @@ from wattcast.explore.study import Study, evaluate_points
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prices import Prices, parse_prices
 from wattcast.serving.capacity_plan import (
     PERCENTILE,
@@ -210,8 +209,8 @@ def assign_fleet(
     columns, notes = _list_columns(fleet)
     if aim == FleetAim.COST:
         columns = [column for column in columns if priced[column.kind]]
-    lowest_w = (idle_power_w(bundle_for(gpu), list_settable_clocks(gpu)[:1]) for gpu, _ in fleet.gpus)
-    base_w = np.concatenate([np.asarray(watts, dtype=np.float64) for watts in lowest_w])
+    lowest_w = [bundle_for(gpu).power.idle_power_w(list_settable_clocks(gpu)[:1]) for gpu, _ in fleet.gpus]
+    base_w = np.concatenate(lowest_w)
     counts = np.array([count for _, count in fleet.gpus])
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
@@ -267,7 +266,7 @@ def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_C
         raise BadInput("does not fit in memory")
     if gpus > count:
         raise BadInput(f"{gpus} GPUs a replica, of which there are {count}")
-    idle_w, batch = gpus * idle_power_w(bundle_for(gpu), clock_hz), float(demand.options.get("batch", 1))
+    idle_w, batch = gpus * bundle_for(gpu).power.idle_power_w(clock_hz), float(demand.options.get("batch", 1))
     columns = []
     for row in pareto_front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
         latency_s = float(found["latency_s"][row])

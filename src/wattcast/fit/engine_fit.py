@@ -217,7 +217,7 @@ def find_step_energy(
     """
     top_hz = float(np.mean(gpu.clocks.max_hz))
     at = OperatingPoint(power_limit_w=10.0 * float(np.mean(gpu.power.limit_w)))  # as if none held the steps back
-    idle_w = float(np.ravel(bundle.power.idle_power_w(top_hz, at.temperature_c))[0])
+    idle_w = float(np.ravel(bundle.power.idle_power_w(top_hz))[0])
     logs: dict[float, list[float]] = {}
     for step in steps:
         alone = predict_graph(step.graph, gpu, at, bundle)

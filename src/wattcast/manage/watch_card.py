@@ -26,7 +26,6 @@ from wattcast.manage.plants import KnobRole, Lattice, Settings, build_card_latti
 from wattcast.manage.search_problem import Objective
 from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.pipeline import idle_power_w
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +61,7 @@ def advise_clock(
     clocks = np.append(levels, core_hz)
     bundle = None if gpu is None else bundle_for(gpu)
     if bundle is not None:
-        curve = np.minimum(idle_power_w(bundle, clocks), power_w)
+        curve = np.minimum(bundle.power.idle_power_w(clocks), power_w)
         idle, idle_now = curve[:-1], float(curve[-1])
         notes.append(f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}")
     else:

@@ -23,6 +23,7 @@ from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import OperatingPoint
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, VoltageCurve, mean_power_w
 
@@ -107,7 +108,7 @@ class ModulePower(PowerModel):
 
         return mean_power
 
-    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
+    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C) -> Array:
         return self.idle.power_at(clock_hz, temperature_c)
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array:

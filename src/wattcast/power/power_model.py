@@ -30,6 +30,7 @@ from wattcast.core.records import dataclass, field, fields, is_dataclass
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import OperatingPoint
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.power.activity import Activity, ActivitySource, known_events
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class PowerModel(ABC):
 
         return mean_power
 
-    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
+    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C) -> Array:
         """Return the watts drawn at each set clock while nothing happens; all clocks of the card are this one."""
         names, (hertz, degrees) = self.required_events, np.broadcast_arrays(clock_hz, temperature_c)
         at = OperatingPoint(as_sweep(hertz), None, as_sweep(degrees), as_sweep(hertz))

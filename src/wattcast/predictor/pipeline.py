@@ -267,11 +267,6 @@ def detail_at_clock(
     )
 
 
-def idle_power_w(bundle: Bundle, clock_hz: Array) -> Array:
-    """Return what a GPU draws with a context open and no work, at each set clock, in W."""
-    return bundle.power.idle_power_w(clock_hz, OperatingPoint().temperature_c)
-
-
 def _set_clock(at: OperatingPoint) -> Array:
     assert at.clock_hz is not None, "no clock is set: call governor.run_governed first"
     return np.asarray(at.clock_hz, dtype=np.float64)

@@ -36,7 +36,7 @@ from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import check_formats, resolve_settings
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.pipeline import analyse_graphs, idle_power_w, total_at_clock
+from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
 from wattcast.serving.host_times import HostTimes, load_host_times
 from wattcast.workload import engine_operators as engine
 from wattcast.workload.build_model import build_graph, compute_footprint
@@ -108,7 +108,7 @@ class StepCosts:
         """Return the costs where the clock is set to ``clock_hz`` at most, at which a pause draws less too."""
         if clock_hz >= self.clock_hz[0]:
             return self
-        idle_w = float(idle_power_w(bundle_for(gpu), np.array([clock_hz]))[0])
+        idle_w = float(bundle_for(gpu).power.idle_power_w(clock_hz))
         capped: dict[str, Any] = {
             n: _cap_columns(table, self.clock_hz, clock_hz) for n, table in self._tables.items()
         }
@@ -288,7 +288,7 @@ def tabulate_step_costs(
     more = np.clip((packed - attention) / (PACKED_PROMPTS - 1), 0.0, attention)
     sampled = max_seqs * (tokens_a_step + 1)
     head_dense = _interpolate_rows(batch_knots, whole_steps - headless, sampled)
-    resting_w = idle_power_w(bundle, clocks_hz)
+    resting_w = bundle.power.idle_power_w(clocks_hz)
     head_dense[1:, : len(clocks_hz)] += host.sample_s
     head_dense[1:, len(clocks_hz) :] += host.sample_s * resting_w * host.waiting_power
     idle_w = float(resting_w[0])

@@ -20,7 +20,6 @@ from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
 from wattcast.predictor.api import Quantity, check_power_limit, find_bundle, find_gpu, resolve_settings
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.pipeline import idle_power_w
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.training import step_time
@@ -79,7 +78,7 @@ class JobSetting:
     @property
     def waiting_w(self) -> Array:
         """Power of a GPU that waits for others or for an exchange, at every clock."""
-        return np.asarray(idle_power_w(self.bundle, self.clocks_hz))
+        return self.bundle.power.idle_power_w(self.clocks_hz)
 
     def trace(self, strategy: TrainingStrategy) -> MicrobatchWork:
         """Trace a micro-batch of a strategy."""
