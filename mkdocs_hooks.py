@@ -24,7 +24,7 @@ PUBLIC = {
     "wattcast.workload.model_options": ("ModelOptions",),
     "wattcast.predictor.prices": ("parse_prices",),
     "wattcast.report.configuration_view": (
-        *("RunSettings", "view_configuration", "ConfigurationView", "PowerTrace", "build_power_trace"),
+        *("view_configuration", "ConfigurationView", "PowerTrace", "build_power_trace"),
     ),
     "wattcast.report.html_report": ("build_report",),
     "wattcast.measure.training_callbacks": (
