@@ -213,7 +213,7 @@ def test_tensor_cores_of_blackwell_apply_scales_of_fp4_blocks_themselves() -> No
     gpu = load_gpu("b200")
     op = BlockProduct(4096, 4096, 4096, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
     work = build_kernels((op,), (USUAL_CONDITION,), gpu, reference_chip(gpu), ()).work
-    assert (list(work.kernel_family), float(work.units[0])) == (["gemm.engine.scaled.fp4"], 32 * 16)
+    assert (list(work.kernel_family), float(work.units[0])) == (["gemm.engine.block.fp4"], 32 * 16)
 
 
 def test_kernels_of_tensorrt_llm_gate_in_the_first_product() -> None:

@@ -307,7 +307,7 @@ def _product_tile(op: engine.NarrowProduct) -> tuple[str, float, float, float]:
     if isinstance(op, engine.BlockProduct):
         if op.dtype is Dtype.FP4:  # Blackwell's tensor cores apply the scales: nothing is promoted between steps
             # the part of an SM in tiles that two share (``sm100_fp4_config_default`` of vLLM)
-            return "scaled.fp4", 128.0, (128.0 if m <= 256 else 256.0), 256.0
+            return "block.fp4", 128.0, (128.0 if m <= 256 else 256.0), 256.0
         if op.kernel == "deepgemm":
             side_m = 16.0 if m <= 16 else 32.0 if m <= 32 else 64.0 if m <= 64 else 128.0
             return "block.deepgemm", side_m, 96.0 if m <= 64 else 128.0, 128.0
