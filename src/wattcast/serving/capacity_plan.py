@@ -251,6 +251,16 @@ class ServingPlan:
         return most_per_s, "nothing: one replica is more than enough" if idle else binds
 
     @property
+    def capacity_per_s(self) -> float:
+        """Requests a second that one replica serves within all bounds."""
+        return self.ceiling[0]
+
+    @property
+    def binds(self) -> str:
+        """What breaks first if the rate grows."""
+        return self.ceiling[1]
+
+    @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
         return self.replicas * self.option.gpus
