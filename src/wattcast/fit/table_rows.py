@@ -315,8 +315,10 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         return f"format {word}"
     byte = op.read_byte - float(m) * k * op.dtype.byte
     l2_byte = 0.0 if gpu.l2.capacity_byte is None else float(sweep_values(gpu.l2.capacity_byte))
-    # weights come from device memory if the copies that the collector goes round outgrow L2
-    rotated = "none" if copies * byte <= 0.5 * l2_byte else "weights"
+    # Weights come from device memory if the copies that the collector goes round outgrow L2. Beside HBM it has two
+    # partitions, each of which keeps what its own SMs read (A100 whitepaper); beside GDDR a slice serves all SMs
+    held_byte = l2_byte if gpu.memory.kind.startswith("GDDR") else 0.5 * l2_byte
+    rotated = "none" if copies * byte <= held_byte else "weights"
     return op, RunCondition(rotated=rotated), beside
 
 
