@@ -113,7 +113,7 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         place_w |= {model: parts[model][k] for model in parts}
         model_w = {model: sum(place_w[model].values()) for model in MODELS}
         rail_w, capped = float(row["memory_power_w"]), "sw_power_cap" in (row["throttle"] or [])
-        name = re.sub(r" \w+=(None|False|forward|contiguous|1(?= ))(?= |$)", "", shape_name(op))
+        name = re.sub(r" \w+=(None|False|forward|contiguous|0\.0|1(?= ))(?= |$)", "", shape_name(op))
         found.append(KernelViews(name, row["family"], row["power_w"], rail_w, capped, model_w, place_w))
     return found
 
