@@ -196,7 +196,7 @@ def test_a100_with_feedback(a100: list) -> None:
 
 
 def test_a100_forecast_bounds_hold_with_the_promised_chance(a100: list, reference: Path) -> None:
-    """At its word, the forecast broke its bound at 2, 3, 5, 8 and 15 % in 1, 1, 4, 2 and 2 of 14 applications.
+    """At its word, an earlier forecast broke its bound at 2, 3, 5, 8 and 15 % in 1, 1, 4, 2 and 2 of 14 applications.
     Margins come from how it missed other model families."""
     gpu, found = api.find_gpu("a100-pcie-40gb"), {}
     for tables in a100:
