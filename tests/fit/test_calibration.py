@@ -10,7 +10,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import wattcast
+from wattcast.core.errors import BadInput
 from wattcast.fit.calibration import Calibration, MeasuredModel, analyse_models, calibrate_bundle
+from wattcast.fit.calibration_rows import read_calibration_rows
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle.calibrated import apply_factors
 from wattcast.predictor.bundle.forecast import forecast_bundle
@@ -181,3 +183,10 @@ def test_repeats_that_differ_a_little_are_used_and_noted(call, tmp_path: Path) -
     )
     assert done.code == 0, done.err
     assert "both are used" in " ".join(json.loads(done.out)["notes"])
+
+
+def test_rows_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"workload,latency_ms\ngpt2 \xb5,5\n")
+    with pytest.raises(BadInput, match=r"rows\.csv: not UTF-8 text \(byte 25\)"):
+        read_calibration_rows(path, load_gpu("a10"))

@@ -30,7 +30,7 @@ from wattcast.core import units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
 from wattcast.core.records import fields, replace
-from wattcast.core.strict_files import decode_json, parse_csv, read_bytes
+from wattcast.core.strict_files import decode_json, decode_text, parse_csv, read_bytes
 from wattcast.fit.calibration import (
     AnalysedModel,
     Calibration,
@@ -183,6 +183,7 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
         plain = decode_json(data, list[dict[str, Any]], path.name)
         lines = [(f"{path.name}: row {i}", entry) for i, entry in enumerate(plain, start=1)]
     else:
+        decode_text(data, path.name)  # refuse a byte that a reader of other programs' tables would let pass
         table = parse_csv(data, path.name)
         if "workload" not in table[0]:
             raise bad_value(path.name, "a first line that names columns, workload among them", ", ".join(table[0]))
