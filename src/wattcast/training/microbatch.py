@@ -18,7 +18,7 @@ from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Collective, Elementwise, Layout, RowReduction, Softmax
-from wattcast.workload.program import PassSettings, Program, ProgramSection
+from wattcast.workload.program import PassSettings, ProgramSection, trace_program
 from wattcast.workload.symbolic_tensor import TapeEntry
 
 USABLE_SHARE = 0.94  # of the card's memory: the CUDA context, NCCL's buffers and the allocator's gaps take the rest
@@ -125,7 +125,7 @@ def trace_microbatch(
         fp8_products=recipe.narrow,
         fused_training=recipe.stack is SoftwareStack.COMPILED and recipe.attention is AttentionMode.FLASH,
     )
-    program: Program = model.template.trace(dims, run, 1)
+    program = trace_program(model.template.trace, dims, run)
     program.differentiate()
     tokens = micro_batch * (seq // cp)
     bytes_of = [_section_bytes(section, recipe) for section in program.sections]

@@ -17,7 +17,7 @@ from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, resolve_options
 from wattcast.workload.operator_types import Collective
-from wattcast.workload.program import PassSettings, Program, optimiser_block
+from wattcast.workload.program import PassSettings, Program, optimiser_block, trace_program
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
@@ -119,7 +119,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
         tf32=options.dtype is Dtype.TF32,
         **{name: getattr(options, name) for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype")},
     )
-    program: Program = model.template.trace(model.dims, run, options.pp)
+    program = trace_program(model.template.trace, model.dims, run, options.pp)
     if training:
         program.differentiate()
     if options.stack is not SoftwareStack.EAGER and not served:

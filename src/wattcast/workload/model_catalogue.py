@@ -48,7 +48,7 @@ class ModelArchitecture:
 
     @property
     def trace(self) -> Callable[..., Any]:
-        """The function ``trace(dims, settings, stages)``, which returns the program of one pass."""
+        """The function ``trace(dims, settings, program)``, which adds the sections of one pass to a program."""
         found: Callable[..., Any] = getattr(self._template, self.trace_name)
         return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import ceil
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import Dtype
@@ -53,10 +53,6 @@ class PassSettings:
     fused_training: bool = False  # windows and sinks are part of the attention kernel, as in training frameworks
     recipe: WeightRecipe | None = None  # of an engine's weights; None: as ``weight_dtype``
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
-
-    def new_program(self) -> Program:
-        """Begin the program of a pass with these settings."""
-        return Program(self.training, self.tf32, frozen=self.adapter_rank > 0)
 
     @property
     def cache_dtype(self) -> Dtype:
@@ -143,12 +139,16 @@ class Program:
     training: bool = False
     tf32: bool = False
     frozen: bool = False  # only adapters are trained
+    stages: int = 1  # of a pipeline; this is the one with the largest share of the layers
     sections: list[ProgramSection] = field(default_factory=list)
 
     def section(
         self, label: str, body: Callable[..., Tensor | Sequence[Tensor]], *inputs: Tensor, repeat: int = 1
     ) -> list[Tensor]:
-        """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next section."""
+        """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next section.
+
+        Stages of a pipeline share the repetitions.
+        """
         tape = Tape(self.training, self.tf32, label=label, frozen=self.frozen)
         adopted = [replace(t, tape=tape, needs_grad=self.training and t.needs_grad) for t in inputs]
         result = body(tape, *adopted)
@@ -156,7 +156,8 @@ class Program:
         if self.training and self.frozen and not inputs:
             outputs[0].needs_grad = True  # every layer but the first has trained adapters before it
         if repeat:
-            self.sections.append(ProgramSection(label, repeat, tape, adopted, outputs, tape.entries))
+            here = -(-repeat // self.stages)
+            self.sections.append(ProgramSection(label, here, tape, adopted, outputs, tape.entries))
         return outputs
 
     def stack(
@@ -166,12 +167,11 @@ class Program:
         head: Callable[..., Tensor],
         repeat: int,
         kept: int = 0,
-    ) -> Program:
+    ) -> None:
         """Trace an embedding, ``repeat`` equal layers and a head, which also gets ``kept`` of the layers' inputs."""
         given = self.section("embedding", embed)
         (x,) = self.section("layers", layer, *given, repeat=repeat)
         self.section("head", head, x, *given[1 : 1 + kept])
-        return self
 
     def differentiate(self) -> None:
         """Fill in every section's backward operators, last section first."""
@@ -223,6 +223,13 @@ class Program:
     def parameter_count(self) -> int:
         """Weights of the model."""
         return sum(sum([p.numel for p in s.tape.parameters]) * s.repeat for s in self.sections)
+
+
+def trace_program(trace: Callable[..., None], dims: Any, run: PassSettings, stages: int = 1) -> Program:
+    """Trace one pass by the ``trace(dims, run, program)`` of a model's template."""
+    program = Program(run.training, run.tf32, run.adapter_rank > 0, stages)
+    trace(dims, run, program)
+    return program
 
 
 def _list_operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:

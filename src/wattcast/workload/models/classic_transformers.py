@@ -30,13 +30,12 @@ class GptDims:
     dropout: float = 0.1
 
 
-def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence; GPT-2 stores weights as ``[in, out]``.
 
     An engine merges the products of queries, keys and values, and runs one kernel for each of the rest.
     """
-    program, heads, p, gpt2 = run.new_program(), dims.heads // run.tp, dims.dropout, dims.style == "gpt2"
-    dim = dims.hidden // dims.heads
+    heads, dim, p, gpt2 = dims.heads // run.tp, dims.hidden // dims.heads, dims.dropout, dims.style == "gpt2"
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
@@ -66,10 +65,8 @@ def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
         out = layers.project(run, out, dims.hidden, bias=True, in_major=gpt2)
         return functional.leave_parallel(out, run.tp)
 
-    def mlp(x: Tensor) -> Tensor:
-        return layers.feed_forward(run, x, dims.intermediate, dims.activation, in_major=gpt2)
-
     def layer(tape: Tape, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        mlp = partial(layers.feed_forward, run, width=dims.intermediate, function=dims.activation, in_major=gpt2)
         return layers.add_parts(run, x, p=p, attention=lambda x: attention(x, mask), mlp=mlp)
 
     def engine_layer(tape: Tape, x: Tensor) -> Tensor:
@@ -85,7 +82,7 @@ def trace_gpt(dims: GptDims, run: PassSettings, stages: int = 1) -> Program:
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)
 
-    return program.stack(embed, engine_layer if run.engine else layer, head, -(-dims.layers // stages))
+    program.stack(embed, engine_layer if run.engine else layer, head, dims.layers)
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,8 @@ class T5Dims:
     dropout: float = 0.1
 
 
-def trace_t5(dims: T5Dims, run: PassSettings, stages: int = 1) -> Program:
+def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
     """Trace the encoder over ``run.source`` tokens (not in decode) and the decoder over its new ones."""
-    program = run.new_program()
     source: list[Tensor] = []
 
     def norm(x: Tensor) -> Tensor:
@@ -135,14 +131,12 @@ def trace_t5(dims: T5Dims, run: PassSettings, stages: int = 1) -> Program:
     if not run.past or not dims.decoder_layers:
         read = replace(run, length=run.source or run.length, past=0, cached=False)
         x, bias = program.section("encoder.embedding", lambda tape: _embed_t5(dims, read, tape, decoder=False))
-        (x,) = program.section("encoder.layers", read_layer, x, bias, repeat=-(-dims.layers // stages))
+        (x,) = program.section("encoder.layers", read_layer, x, bias, repeat=dims.layers)
         source = program.section("encoder.norm", lambda _, x: functional.dropout(norm(x), dims.dropout), x)
     if dims.decoder_layers:
         x, bias, *rest = program.section("decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True))
-        repeat = -(-dims.decoder_layers // stages)
-        (x,) = program.section("decoder.layers", layer, x, bias, *rest, *source, repeat=repeat)
+        (x,) = program.section("decoder.layers", layer, x, bias, *rest, *source, repeat=dims.decoder_layers)
         program.section("head", head, x)
-    return program
 
 
 def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> list[Tensor]:
@@ -216,9 +210,8 @@ class WhisperDims:
     dropout: float = 0.0
 
 
-def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> None:
     """Trace the encoder once (not in decode, where its keys and values are cached) and the decoder's new tokens."""
-    program = run.new_program()
     sound: list[Tensor] = []
 
     def hear(tape: Tape) -> Tensor:
@@ -250,19 +243,15 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, stages: int = 1) -> Prog
         cross = partial(_whisper_attention, dims, run, source=heard, causal=False, cached=True)
         return layers.add_parts(run, x, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp)
 
-    def head(tape: Tape, x: Tensor) -> Tensor:
-        return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
-
     if not run.past:
         sound = program.section("encoder.embedding", hear)
-        repeat = -(-dims.encoder_layers // stages)
-        sound = program.section("encoder.layers", encoder_layer, *sound, repeat=repeat)
+        sound = program.section("encoder.layers", encoder_layer, *sound, repeat=dims.encoder_layers)
         sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
     x, *mask = program.section("decoder.embedding", embed)
-    repeat = -(-dims.decoder_layers // stages)
-    (x,) = program.section("decoder.layers", decoder_layer, x, *mask, *sound, repeat=repeat)
-    program.section("head", head, x)
-    return program
+    (x,) = program.section("decoder.layers", decoder_layer, x, *mask, *sound, repeat=dims.decoder_layers)
+    program.section(
+        "head", lambda _, x: layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True), x
+    )
 
 
 def _whisper_attention(
@@ -305,9 +294,9 @@ class BertDims:
     counted_positions: bool = False  # RoBERTa
 
 
-def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over whole sequences, and the pooler or the masked-token head."""
-    program, counted = run.new_program(), dims.counted_positions
+    counted = dims.counted_positions
 
     def embed(tape: Tape) -> Tensor:
         """Add token, type and position rows, and norm them."""
@@ -342,7 +331,7 @@ def trace_bert(dims: BertDims, run: PassSettings, stages: int = 1) -> Program:
         with tape.scope("logits"):
             return layers.masked_token_logits(run, x, dims.vocab)
 
-    return program.stack(embed, layer, head, -(-dims.layers // stages))
+    program.stack(embed, layer, head, dims.layers)
 
 
 @dataclass(frozen=True)
@@ -362,9 +351,9 @@ class ModernBertDims:
     mlp_bias: bool = False
 
 
-def trace_modernbert(dims: ModernBertDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over whole sequences; only the first layer has no norm before its attention."""
-    program, dim, width = run.new_program(), dims.hidden // dims.heads, dims.hidden // run.tp
+    dim, width, stages = dims.hidden // dims.heads, dims.hidden // run.tp, program.stages
 
     def norm(x: Tensor) -> Tensor:
         return layers.layer_norm(run, x, bias=False)
@@ -411,12 +400,11 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, stages: int = 1) -
 
     x, *tables = program.section("embedding", embed)
     (x,) = program.section("first layer", partial(layer, first=True), x, *tables[:2])
-    if more := -(-dims.full_layers // stages) - 1:
-        (x,) = program.section("layers", layer, x, *tables[:2], repeat=more)
-    if near := -(-(dims.layers - dims.full_layers) // stages):
+    if more := -(-dims.full_layers // stages) - 1:  # of this stage
+        (x,) = program.section("layers", layer, x, *tables[:2], repeat=more * stages)
+    if near := dims.layers - dims.full_layers:
         (x,) = program.section("window layers", layer, x, *tables[2:], repeat=near)
     program.section("head", head, x)
-    return program
 
 
 @dataclass(frozen=True)
@@ -437,9 +425,9 @@ class VitDims:
     scaled: bool = False  # what a layer adds is multiplied by learned factors first (DINOv2)
 
 
-def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.batch`` pictures."""
-    program, looked_up = run.new_program(), not dims.class_token
+    looked_up = not dims.class_token
 
     def embed(tape: Tape) -> Tensor:
         sizes = dims.channels, dims.hidden, dims.patch
@@ -458,7 +446,7 @@ def trace_vit(dims: VitDims, run: PassSettings, stages: int = 1) -> Program:
             return x
         return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
 
-    return program.stack(embed, layer, head, -(-dims.layers // stages))
+    program.stack(embed, layer, head, dims.layers)
 
 
 def embed_patches(

@@ -123,9 +123,8 @@ class DecoderDims:
         return ExpertDims.from_model(self, self.router_groups, self.router_groups_chosen)
 
 
-def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
-    program = run.new_program()
     windows = sorted({group.window or group.chunk for group in dims.layer_groups})
     hidden, cos, sin, *masks = program.section("embedding", lambda tape: _embed_tokens(dims, run, windows, tape))
     shown = [window for window in windows if layers.needs_mask(_keep_window(run, window), window)]
@@ -133,15 +132,14 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, stages: int = 1) -> Prog
         here, window = dims.narrow_to(group), group.window or group.chunk
         mask = [masks[shown.index(window)]] if window in shown and "attention" in group.mixer else []
         body = _layer_body(here, group, _keep_window(run, window))
-        repeat = -(-group.layers // stages)
-        (hidden,) = program.section(_name_group(dims, group), body, hidden, cos, sin, *mask, repeat=repeat)
+        label, repeat = _name_group(dims, group), group.layers
+        (hidden,) = program.section(label, body, hidden, cos, sin, *mask, repeat=repeat)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         x, how = _normalise_rows(dims, run, x), {"tied": dims.tied, "bias": dims.head_bias}
         return layers.language_head(run, x, dims.vocab, **how, scales=dims.multipliers)
 
     program.section("head", head, hidden)
-    return program
 
 
 def _keep_window(run: PassSettings, window: int) -> PassSettings:
@@ -378,9 +376,8 @@ class LatentDims:
         return ExpertDims.from_model(self, self.groups, self.groups_chosen)
 
 
-def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
-    program = run.new_program()
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
@@ -393,13 +390,10 @@ def trace_latent(dims: LatentDims, run: PassSettings, stages: int = 1) -> Progra
     for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):
         if repeat:
             body = _latent_layer(dims, run, dense)
-            (hidden,) = program.section(label, body, hidden, *tables, repeat=-(-repeat // stages))
-
-    def head(tape: Tape, x: Tensor) -> Tensor:
-        return layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False)
-
-    program.section("head", head, hidden)
-    return program
+            (hidden,) = program.section(label, body, hidden, *tables, repeat=repeat)
+    program.section(
+        "head", lambda _, x: layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False), hidden
+    )
 
 
 def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[..., Tensor]:

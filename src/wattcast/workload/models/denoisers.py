@@ -30,9 +30,8 @@ class UnetDims:
     image: int = 64  # latent pixels
 
 
-def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_unet(dims: UnetDims, run: PassSettings, program: Program) -> None:
     """Trace the noise of every latent pixel, from the latent, the time and the text."""
-    program = run.new_program()
 
     def whole(tape: Tape) -> Tensor:
         """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
@@ -69,7 +68,6 @@ def trace_unet(dims: UnetDims, run: PassSettings, stages: int = 1) -> Program:
         return _norm_convolve(x, dims.channels)
 
     program.section("unet", whole)
-    return program
 
 
 def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "silu") -> Tensor:
@@ -143,9 +141,9 @@ class DitDims:
     image: int = 32  # latent pixels
 
 
-def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
     """Trace noise and variance of every latent pixel, from the latent, the time and the class."""
-    program, hidden = run.new_program(), dims.hidden
+    hidden = dims.hidden
 
     def embed(tape: Tape) -> tuple[Tensor, Tensor]:
         """Return patches with positions, and the sum of time and class as one signal."""
@@ -174,7 +172,7 @@ def trace_dit(dims: DitDims, run: PassSettings, stages: int = 1) -> Program:
         pixels = dims.patch * dims.patch * 2 * dims.channels
         return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
 
-    return program.stack(embed, layer, head, -(-dims.layers // stages), kept=1)
+    program.stack(embed, layer, head, dims.layers, kept=1)
 
 
 def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
@@ -214,9 +212,9 @@ class JointDims:
         return self.heads * self.head_dim
 
 
-def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
     """Trace one denoising step: layers of two streams, then layers of one, or a last one that leaves the text."""
-    program, hidden = run.new_program(), dims.hidden
+    hidden = dims.hidden
 
     def embed(tape: Tape) -> list[Tensor]:
         """Return patches, text, the signal of time and summary, and the angles of positions where these rotate."""
@@ -256,14 +254,13 @@ def trace_joint(dims: JointDims, run: PassSettings, stages: int = 1) -> Program:
         return out if dims.axes else out.clone()
 
     x, text, *rest = program.section("embedding", embed)
-    doubled = -(-(dims.layers - (not dims.single_layers)) // stages)
+    doubled = dims.layers - (not dims.single_layers)
     x, text = program.section("layers", partial(_attend_two, dims, run), x, text, *rest, repeat=doubled)
     if dims.single_layers:
-        x, _ = program.section("single layers", one_stream, x, text, *rest, repeat=-(-dims.single_layers // stages))
+        x, _ = program.section("single layers", one_stream, x, text, *rest, repeat=dims.single_layers)
     else:
         (x,) = program.section("last layer", partial(_attend_two, dims, run, last=True), x, text, *rest)
     program.section("head", head, x, rest[0])
-    return program
 
 
 def _embed_waves(run: PassSettings, tape: Tape, width: int, waves: int = 256) -> Tensor:
@@ -328,7 +325,7 @@ def _attend_joint(
     heads = [[part.view(*part.shape[:2], dims.heads, dims.head_dim) for part in parts] for parts in streams]
     if dims.normed:  # PyTorch's norm, which is one kernel, or diffusers' own, which is several
         for parts in heads:
-            parts[:2] = [_norm_rows(run, p) if dims.axes else layers.rms_norm(run, p) for p in parts[:2]]
+            parts[:2] = [layers.rms_norm(run, part, fused=bool(dims.axes)) for part in parts[:2]]
     if not dims.axes:  # heads come before tokens when streams are joined
         heads = [[part.transpose(1, 2) for part in parts] for parts in heads]
     axis = 1 if dims.axes else 2
@@ -336,11 +333,6 @@ def _attend_joint(
     if dims.axes:
         q, k, v = (t.transpose(1, 2) for t in (_rotate_pairs(q, *angles), _rotate_pairs(k, *angles), v))
     return layers.attend(run, q, k, v, causal=False)
-
-
-def _norm_rows(run: PassSettings, x: Tensor) -> Tensor:
-    """Apply an RMS norm over the last dimension in one kernel."""
-    return functional.rms_norm(x, x.tape.parameter(x.shape[-1], dtype=run.dtype))
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -374,12 +366,10 @@ class VideoDims:
         return self.heads * self.head_dim
 
 
-def trace_video(dims: VideoDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_video(dims: VideoDims, run: PassSettings, program: Program) -> None:
     """Trace one denoising step of a whole video."""
-    program = run.new_program()
     x, text, signal, time = program.section("embedding", lambda tape: _embed_video(dims, run, tape))
-    layer, repeat = partial(_video_layer, dims, run), -(-dims.layers // stages)
-    (x,) = program.section("layers", layer, x, text, signal, repeat=repeat)
+    (x,) = program.section("layers", partial(_video_layer, dims, run), x, text, signal, repeat=dims.layers)
 
     def head(tape: Tape, x: Tensor, time: Tensor) -> Tensor:
         shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
@@ -387,7 +377,6 @@ def trace_video(dims: VideoDims, run: PassSettings, stages: int = 1) -> Program:
         return layers.project(run, out, dims.patch**2 * dims.channels, bias=True).clone()
 
     program.section("head", head, x, time)
-    return program
 
 
 def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]:
@@ -424,7 +413,7 @@ def _video_layer(dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text
 def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
     """Attend with queries from ``x``, keys and values from ``source``; places in the video rotate the heads."""
     q, k, v = (layers.project(run, t, dims.hidden, bias=True) for t in (x, source, source))
-    q, k = (_norm_rows(run, t) for t in (q, k))
+    q, k = (layers.rms_norm(run, t, fused=True) for t in (q, k))
     heads = [t.view(*t.shape[:2], dims.heads, dims.head_dim) for t in (q, k, v)]
     for i in (0, 1) if source is x else ():  # neighbouring values; both results are written into one fresh tensor
         half = dims.head_dim // 2

@@ -29,9 +29,8 @@ class ResnetDims:
     reduction: int = 4
 
 
-def trace_resnet(dims: ResnetDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.batch`` pictures."""
-    program = run.new_program()
 
     def stem(tape: Tape) -> Tensor:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
@@ -50,7 +49,6 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, stages: int = 1) -> Progra
         (x,) = program.section(f"stage{number}.first", first, x)
         (x,) = program.section(f"stage{number}", partial(block, width=width), x, repeat=count - 1)
     program.section("head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x)
-    return program
 
 
 def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1) -> Tensor:
@@ -71,9 +69,8 @@ class ConvNextDims:
     image: int = 224
 
 
-def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_convnext(dims: ConvNextDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.batch`` pictures."""
-    program = run.new_program()
 
     def stem(tape: Tape) -> Tensor:
         return _norm_channels(run, layers.cut_patches(run, tape, dims.channels, dims.widths[0], dims.patch))
@@ -98,7 +95,6 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, stages: int = 1) -> Pr
             (x,) = program.section(f"stage{number}.first", partial(halve, width=width), x)
         (x,) = program.section(f"stage{number}", block, x, repeat=depth)
     program.section("head", head, x)
-    return program
 
 
 def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
@@ -124,9 +120,8 @@ class MobileVitDims:
     channels: int = 3
 
 
-def trace_mobilevit(dims: MobileVitDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_mobilevit(dims: MobileVitDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.batch`` pictures."""
-    program = run.new_program()
 
     def whole(tape: Tape) -> Tensor:
         x = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
@@ -142,7 +137,6 @@ def trace_mobilevit(dims: MobileVitDims, run: PassSettings, stages: int = 1) -> 
         return layers.classify(run, functional.mean_pool(x), dims.classes)
 
     program.section("model", whole)
-    return program
 
 
 def _inverted_residual(dims: MobileVitDims, x: Tensor, width: int, stride: int) -> Tensor:
@@ -198,11 +192,10 @@ class ClipDims:
     pooled: bool = False  # SigLIP: attention pools a picture, texts are read both ways and end with their last token
 
 
-def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
     """Trace as many texts as pictures, each through its tower, and the similarities of all pairs."""
     if dims.pooled and run.training:
         raise bad_value("phase", "forward: gradients of SigLIP's two towers are not known", "train")
-    program = run.new_program()
     text = replace(run, length=dims.text_length, past=0)
 
     widths = dims.vision_intermediate or 4 * dims.vision_hidden, dims.text_intermediate or 4 * dims.text_hidden
@@ -231,12 +224,11 @@ def trace_clip(dims: ClipDims, run: PassSettings, stages: int = 1) -> Program:
         return layers.prenorm_layer(*sizes, causal=not dims.pooled, mask=mask, wide_softmax=True)
 
     (x,) = program.section("vision.embedding", embed_picture)
-    (x,) = program.section("vision.layers", vision_layer, x, repeat=-(-dims.vision_layers // stages))
+    (x,) = program.section("vision.layers", vision_layer, x, repeat=dims.vision_layers)
     (seen,) = program.section("vision.head", vision_head, x)
     y, *mask = program.section("text.embedding", embed_text)
-    (y,) = program.section("text.layers", text_layer, y, *mask, repeat=-(-dims.text_layers // stages))
+    (y,) = program.section("text.layers", text_layer, y, *mask, repeat=dims.text_layers)
     program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
-    return program
 
 
 def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -300,9 +292,9 @@ class SwinDims:
     classes: int = 1000
 
 
-def trace_swin(dims: SwinDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_swin(dims: SwinDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.batch`` pictures; sides that are no multiple of the window are padded."""
-    program, side = run.new_program(), run.image // dims.patch
+    side = run.image // dims.patch
 
     def embed(tape: Tape) -> Tensor:
         x = layers.cut_patches(run, tape, dims.channels, dims.hidden, dims.patch)
@@ -334,7 +326,6 @@ def trace_swin(dims: SwinDims, run: PassSettings, stages: int = 1) -> Program:
                 body = _swin_layer(dims, run, heads, side, shifted)
                 (x,) = program.section(f"stage{number}{label}", body, x, repeat=repeat)
     program.section("head", head, x)
-    return program
 
 
 def _swin_layer(
@@ -427,11 +418,11 @@ class SamDims:
 _SAM_MASKS, _SAM_DECODER_HEADS = 4, 8  # one mask and three to choose from; heads of the mask decoder
 
 
-def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
+def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
     """Trace the image encoder and the decoder of masks for one point of each of ``run.batch`` pictures."""
     if run.training:
         raise bad_value("phase", "forward: gradients of Segment Anything are not known", "train")
-    program, side = run.new_program(), run.image // dims.patch
+    side = run.image // dims.patch
 
     def embed(tape: Tape) -> Tensor:
         x = layers.cut_patches(run, tape, dims.channels, dims.hidden, dims.patch)
@@ -459,10 +450,9 @@ def trace_sam(dims: SamDims, run: PassSettings, stages: int = 1) -> Program:
     groups = ("window layers", dims.window, dims.layers - dims.full_layers), ("layers", 0, dims.full_layers)
     for label, window, repeat in groups:
         if repeat:
-            (x,) = program.section(label, partial(layer, window=window), x, repeat=-(-repeat // stages))
+            (x,) = program.section(label, partial(layer, window=window), x, repeat=repeat)
     (x,) = program.section("neck", neck, x)
     program.section("masks", lambda tape, *given: _decode_masks(dims, run, *given), x, places)
-    return program
 
 
 def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:

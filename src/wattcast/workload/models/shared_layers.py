@@ -172,16 +172,18 @@ def wide_layer_norm(run: PassSettings, x: Tensor) -> Tensor:
         return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
 
 
-def rms_norm(run: PassSettings, x: Tensor, *, gemma: bool = False, scales_input: bool = False) -> Tensor:
+def rms_norm(
+    run: PassSettings, x: Tensor, *, gemma: bool = False, scales_input: bool = False, fused: bool = False
+) -> Tensor:
     """Apply an RMS norm as Hugging Face writes it, in fp32: cast, square, mean, rsqrt, scale, cast back, weight.
 
-    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel. ``scales_input``:
-    what is scaled is the input, not its cast (T5).
+    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel, and so does
+    PyTorch's own norm (``fused``). ``scales_input``: what is scaled is the input, not its cast (T5).
     """
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
     if run.served:
         return _compiled_rows(x, "rms_norm", x.shape[-1])
-    if run.engine:
+    if run.engine or fused:
         return functional.rms_norm(x, weight)
     with x.tape.scope("norm"):
         wide = x.to(Dtype.FP32)
