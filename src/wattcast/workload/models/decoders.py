@@ -9,6 +9,8 @@ attention (DeepSeek-V3) keeps keys and values as one short vector a token.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
 
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, replace
@@ -17,7 +19,7 @@ from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.model_options import AttentionMode
 from wattcast.workload.models import shared_layers as layers
-from wattcast.workload.models.shared_layers import ExpertDims, StateDims
+from wattcast.workload.models.shared_layers import StateDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, LayerNorm, Layout, RmsNorm
 from wattcast.workload.program import PassSettings, Program
@@ -101,12 +103,6 @@ class DecoderDims:
         """Groups of equal layers, in the order in which they first appear."""
         return self.groups or (LayerGroup(self.layers, window=self.window),)
 
-    def narrow_to(self, group: LayerGroup) -> DecoderDims:
-        """Return the dimensions of one group of layers."""
-        here = replace(self, layers=group.layers, groups=(group,), window=group.window)
-        experts = 0 if group.feed_forward == "dense" else self.experts
-        return replace(here, rotary_share=self.rotary_share * group.rotary, experts=experts)
-
     @property
     def dim(self) -> int:
         """Elements of a head."""
@@ -117,11 +113,6 @@ class DecoderDims:
         """Elements of a head that are rotated."""
         return int(self.dim * self.rotary_share)
 
-    @property
-    def expert_dims(self) -> ExpertDims:
-        """Dimensions of the mixture layer."""
-        return ExpertDims.from_model(self, self.router_groups, self.router_groups_chosen)
-
 
 def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
@@ -129,7 +120,10 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> Non
     hidden, cos, sin, *masks = program.section("embedding", lambda tape: _embed_tokens(dims, run, windows, tape))
     shown = [window for window in windows if layers.needs_mask(_keep_window(run, window), window)]
     for group in dims.layer_groups:
-        here, window = dims.narrow_to(group), group.window or group.chunk
+        window, experts = group.window or group.chunk, 0 if group.feed_forward == "dense" else dims.experts
+        turned = dims.rotary_share * group.rotary
+        here = replace(dims, layers=group.layers, groups=(group,), window=group.window, experts=experts)
+        here = replace(here, rotary_share=turned)
         mask = [masks[shown.index(window)]] if window in shown and "attention" in group.mixer else []
         body = _layer_body(here, group, _keep_window(run, window))
         label, repeat = _name_group(dims, group), group.layers
@@ -300,7 +294,7 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
     if dims.experts:
         from wattcast.workload.models.sparse_layers import mix_experts  # most decoders have none
 
-        return mix_experts(dims.expert_dims, run, x)
+        return mix_experts(dims, run, x, (dims.router_groups, dims.router_groups_chosen))
     width, function, bias = dims.intermediate, dims.activation, dims.mlp_bias
     if dims.gated:
         return layers.gated_feed_forward(run, x, width, function, merged=dims.fused_gate, bias=bias)
@@ -338,6 +332,9 @@ def _engine_attention(
 class LatentDims:
     """Published dimensions of a decoder with latent attention."""
 
+    router_wide: ClassVar[bool] = True  # as in ``DecoderDims``, as are the next two
+    shared_gate: ClassVar[bool] = False
+    expert_bias: ClassVar[bool] = False
     layers: int
     dense_layers: int  # the first ones, with a plain feed-forward layer
     hidden: int
@@ -370,11 +367,6 @@ class LatentDims:
         """Elements of a token in the cache."""
         return self.kv_rank + self.rotary_dim
 
-    @property
-    def expert_dims(self) -> ExpertDims:
-        """Dimensions of the mixture layer."""
-        return ExpertDims.from_model(self, self.groups, self.groups_chosen)
-
 
 def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
@@ -385,42 +377,37 @@ def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
         mask = layers.build_mask(tape, run)
         return [x, *layers.rotary_tables(tape, run, dims.rotary_dim), *mask]
 
-    hidden, *tables = program.section("embedding", embed)
-    mixed = dims.layers - dims.dense_layers
-    for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):
-        if repeat:
-            body = _latent_layer(dims, run, dense)
-            (hidden,) = program.section(label, body, hidden, *tables, repeat=repeat)
-    program.section(
-        "head", lambda _, x: layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False), hidden
-    )
-
-
-def _latent_layer(dims: LatentDims, run: PassSettings, dense: bool) -> Callable[..., Tensor]:
-    """Return a layer, x + attention(norm(x)), then x + experts(norm(x)); ``dense`` layers have no experts."""
-    from wattcast.workload.models.sparse_layers import mix_experts
-
-    attend = _engine_latent_attention if run.engine else _latent_self_attention
-
     def add(x: Tensor, part: Callable[[Tensor], Tensor], to_products: bool = True) -> Tensor:
         """Add a part; an engine's next norm adds the residual."""
         if run.served:
             return part(layers.add_norm(run, x, RmsNorm, to_products=to_products))
         return x + part(layers.rms_norm(run, x))
 
-    def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def layer(tape: Tape, x: Tensor, *tables: Tensor, dense: bool) -> Tensor:
+        """Compute x + attention(norm(x)), then x + experts(norm(x)); ``dense`` layers have no experts."""
+        attend = _engine_latent_attention if run.engine else _latent_self_attention
         with tape.scope("attention"):
-            x = add(x, lambda y: attend(dims, run, y, cos, sin, mask))
+            x = add(x, lambda y: attend(dims, run, y, *tables))
         with tape.scope("mlp"):
             if dense:
                 return add(x, lambda y: layers.gated_feed_forward(run, y, dims.intermediate, dims.activation))
-            return add(x, lambda y: mix_experts(dims.expert_dims, run, y), to_products=False)
+            from wattcast.workload.models.sparse_layers import mix_experts
 
-    return layer
+            groups = dims.groups, dims.groups_chosen
+            return add(x, lambda y: mix_experts(dims, run, y, groups), to_products=False)
+
+    hidden, *tables = program.section("embedding", embed)
+    mixed = dims.layers - dims.dense_layers
+    for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):
+        if repeat:
+            (hidden,) = program.section(label, partial(layer, dense=dense), hidden, *tables, repeat=repeat)
+    program.section(
+        "head", lambda _, x: layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False), hidden
+    )
 
 
 def _latent_self_attention(
-    dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Attend with queries and keys from low-rank products; the cached short vectors are expanded at each use."""
     x = functional.enter_parallel(x, run.tp)
@@ -436,7 +423,20 @@ def _latent_self_attention(
     k_turn = _rotate_pairs(k_turn.unsqueeze(1), cos, sin)
     latent, k_turn = layers.append_cache(run, latent.unsqueeze(1)), layers.append_cache(run, k_turn)
     q = cat([q_plain, q_turn], -1)
-    k, v = _expand_latent(dims, run, latent, k_turn, heads)
+    # keys are the plain part of what short vectors expand to and the shared rotated part, both copied in
+    batch, _, length, rank = latent.shape
+    wide = layers.project(run, latent.view(batch, length, rank), heads * (dims.plain_dim + dims.value_dim))
+    plain, v = layers.split_heads(wide, dims.plain_dim + dims.value_dim).split(dims.plain_dim, dims.value_dim)
+    k = x.tape.empty((batch, heads, length, dims.dim), latent.dtype)
+    for part in (plain, k_turn.expand(batch, heads, length, dims.rotary_dim)):
+        layout = Layout.STRIDED if part.byte == part.numel * part.dtype.byte else Layout.BROADCAST
+        x.tape.emit_pointwise("copy", (part,), replace(part), layout)
+
+    def back(g: Tensor) -> tuple[Tensor, Tensor]:
+        plain, turned = g.slice(-1, 0, dims.plain_dim), g.slice(-1, dims.plain_dim, dims.dim)
+        return plain.clone(), turned.sum_to((g.shape[0], 1, g.shape[2], dims.rotary_dim))
+
+    x.tape.record((k,), (plain, k_turn), back)
     out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=True)
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
@@ -449,26 +449,6 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first = pointwise("sub", left, right)
     x.tape.record((first,), (left, right), lambda g: (g, pointwise("neg", g)))
     return cat([first, odd * cos + even * sin], -1)
-
-
-def _expand_latent(
-    dims: LatentDims, run: PassSettings, latent: Tensor, k_turn: Tensor, heads: int
-) -> tuple[Tensor, Tensor]:
-    """Turn short vectors into keys (their plain part and the shared rotated part, both copied in) and values."""
-    batch, _, length, rank = latent.shape
-    wide = layers.project(run, latent.view(batch, length, rank), heads * (dims.plain_dim + dims.value_dim))
-    plain, v = layers.split_heads(wide, dims.plain_dim + dims.value_dim).split(dims.plain_dim, dims.value_dim)
-    k = latent.tape.empty((batch, heads, length, dims.dim), latent.dtype)
-    for part in (plain, k_turn.expand(batch, heads, length, dims.rotary_dim)):
-        layout = Layout.STRIDED if part.byte == part.numel * part.dtype.byte else Layout.BROADCAST
-        part.tape.emit_pointwise("copy", (part,), replace(part), layout)
-
-    def back(g: Tensor) -> tuple[Tensor, Tensor]:
-        plain, turned = g.slice(-1, 0, dims.plain_dim), g.slice(-1, dims.plain_dim, dims.dim)
-        return plain.clone(), turned.sum_to((g.shape[0], 1, g.shape[2], dims.rotary_dim))
-
-    latent.tape.record((k,), (plain, k_turn), back)
-    return k, v
 
 
 def _engine_latent_attention(

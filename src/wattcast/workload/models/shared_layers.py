@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil, prod
 from typing import Any
 
-from wattcast.core.records import dataclass, fields
+from wattcast.core.records import dataclass
 from wattcast.core.units import Dtype
 from wattcast.workload import engine_operators as engine
 from wattcast.workload import tensor_functions as functional
@@ -19,31 +19,6 @@ from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, Linear, RmsNorm
 from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
-
-
-@dataclass(frozen=True)
-class ExpertDims:
-    """Dimensions of a mixture layer."""
-
-    hidden: int
-    experts: int
-    experts_chosen: int  # that a token visits
-    expert_intermediate: int  # width of one expert
-    shared_intermediate: int = 0  # width of the expert every token visits
-    router: str = "softmax"  # softmax then top-k; "late": top-k then softmax; "grouped": DeepSeek-V3's sigmoid
-    groups: int = 1
-    groups_chosen: int = 1
-    router_renormalise: bool = True
-    router_wide: bool = True  # routing weights stay fp32 until tokens are added up
-    activation: str = "silu"
-    shared_gate: bool = False  # a token weighs the shared expert by a number of its own
-    expert_bias: bool = False  # of the router and of every expert
-
-    @classmethod
-    def from_model(cls, dims: Any, groups: int, groups_chosen: int) -> ExpertDims:
-        """Take the dimensions of a model under the same names; the groups of its router have others."""
-        given: dict[str, Any] = {item.name: getattr(dims, item.name, item.default) for item in fields(cls)}
-        return cls(**given | {"groups": groups, "groups_chosen": groups_chosen})
 
 
 @dataclass(frozen=True)

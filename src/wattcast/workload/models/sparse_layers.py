@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import log, sqrt
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from wattcast.core.errors import bad_value
 from wattcast.core.records import replace
@@ -20,21 +20,27 @@ from wattcast.core.units import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
 from wattcast.workload.models import shared_layers as layers
-from wattcast.workload.models.shared_layers import ExpertDims
 from wattcast.workload.operator_types import Elementwise, RmsNorm
 from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce
 
+if TYPE_CHECKING:
+    from wattcast.workload.models.decoders import DecoderDims, LatentDims
+
+ExpertDims: TypeAlias = "DecoderDims | LatentDims"
 PickGroups: TypeAlias = list[tuple[int, int]]  # how many experts, and the rows of each of them
 TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXFP8
 
 
-def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Send every token through its chosen experts (and the shared one), weigh the results and sum them."""
+def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]) -> Tensor:
+    """Send every token through its chosen experts (and the shared one), weigh the results and sum them.
+
+    ``groups`` are those of a grouped router: how many there are, and of how many experts are chosen.
+    """
     batch, length, hidden = x.shape
     flat = functional.enter_parallel(x, run.tp).view(-1, hidden)
     with x.tape.scope("router"):
-        weights = _route_tokens(dims, run, flat)
+        weights = _route_tokens(dims, run, flat, groups)
     with x.tape.scope("experts"):
         if dims.expert_bias:  # added inside the products
             width = 2 * (dims.expert_intermediate // run.expert_width_share) + dims.hidden
@@ -85,10 +91,10 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     return x.tape.empty((tokens, dims.hidden), x.dtype)
 
 
-def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]) -> Tensor:
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
-        return _route_grouped(dims, run, x)
+        return _route_grouped(dims, run, x, *groups)
     scores = layers.project(run, x, dims.experts, dims.expert_bias, wide=True)
     if run.engine:
         if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
@@ -106,20 +112,20 @@ def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     return weights if dims.router_wide else weights.to(run.dtype)
 
 
-def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, groups_chosen: int) -> Tensor:
     """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then the best experts inside them."""
     tokens = x.shape[0]
     weight = x.tape.parameter(dims.experts, dims.hidden, dtype=run.dtype)
     scores = functional.activation("sigmoid", functional.linear(x.to(Dtype.FP32), weight.to(Dtype.FP32)))
     bias = x.tape.parameter(dims.experts, dtype=Dtype.FP32)
     choice = pointwise("add", scores, bias)
-    best = _select_top(choice.view(tokens * dims.groups, -1), 2, Dtype.FP32)
-    _select_top(reduce("sum", best, (tokens, dims.groups)), dims.groups_chosen, Dtype.FP32)
-    mask = fill(x.tape, (tokens, dims.groups), Dtype.FP32)
-    picked = tokens * dims.groups_chosen
+    best = _select_top(choice.view(tokens * groups, -1), 2, Dtype.FP32)
+    _select_top(reduce("sum", best, (tokens, groups)), groups_chosen, Dtype.FP32)
+    mask = fill(x.tape, (tokens, groups), Dtype.FP32)
+    picked = tokens * groups_chosen
     op = Elementwise("scatter_add", picked, dtype=Dtype.FP32, read=picked * 16, write=picked * 8)
     x.tape.emit(op, (mask,), (mask,))
-    spread = mask.unsqueeze(-1).expand(tokens, dims.groups, dims.experts // dims.groups).reshape(tokens, dims.experts)
+    spread = mask.unsqueeze(-1).expand(tokens, groups, dims.experts // groups).reshape(tokens, dims.experts)
     keep = pointwise("cast", spread, out_dtype=Dtype.BOOL)
     drop = pointwise("compare", keep, out_dtype=Dtype.BOOL)
     _select_top(pointwise("masked_fill", choice, drop), dims.experts_chosen, Dtype.FP32, differentiable=False)
