@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
@@ -77,44 +77,35 @@ def find_tensors(values: Any) -> list[Tensor]:
     return [values] if isinstance(values, Tensor) else []
 
 
-class AtenRule(NamedTuple):
-    """A row of ``aten.csv``: the kind of rule, one of ``_KINDS``, and the pointwise function that a call becomes."""
-
-    kind: str
-    one: str  # with one tensor given
-    several: str  # with more
-
-
 @cache
-def load_rules() -> dict[str, AtenRule]:
-    """Read the rules of all calls, by ATen name."""
-    rows = read_shipped_table("wattcast.workload.readers", "aten.csv")
-    return {row["aten"]: AtenRule(row["kind"], row["one"], row["several"]) for row in rows}
+def load_rules() -> dict[str, dict[str, str]]:
+    """Read the rules of all calls, by ATen name.
+
+    A rule has a ``kind``, one of ``_KINDS``, or the pointwise function that a call becomes, with ``one`` tensor given
+    or with ``several``.
+    """
+    return {row["aten"]: row for row in read_shipped_table("wattcast.workload.readers", "aten.csv")}
 
 
-def _find_rule(name: str) -> AtenRule | None:
+def _find_rule(name: str) -> dict[str, str] | None:
     return load_rules().get(name) or load_rules().get(name.removesuffix("_"))
 
 
 def map_call(call: AtenCall) -> list[Operator] | None:
     """Return the operators ``call`` launches, or None where there is no rule."""
     rule = _find_rule(call.name)
-    if rule is None or rule.kind in _KINDS:
-        return None if rule is None else _KINDS[rule.kind](call)
-    function = rule.one if len(call.inputs) == 1 else rule.several
-    return [_reduce_rows(call, function) if rule.kind == "reduction" else map_pointwise(call, function)]
+    if rule is None or rule["kind"] in _KINDS:
+        return None if rule is None else _KINDS[rule["kind"]](call)
+    function = rule["one"] if len(call.inputs) == 1 else rule["several"]
+    return [_reduce_rows(call, function) if rule["kind"] == "reduction" else map_pointwise(call, function)]
 
 
-def does_work(name: str) -> bool:
-    """Tell whether an ATen name has a rule and launches a kernel."""
+def launches_kernel(name: str) -> bool | None:
+    """Tell whether an ATen name launches a kernel; None where it has no rule, or where what it calls is counted."""
     rule = _find_rule(name)
-    return name not in _CALLERS and rule is not None and rule.kind != "free"
-
-
-def launches_nothing(name: str) -> bool:
-    """Tell whether an ATen name is known to launch no kernel."""
-    rule = _find_rule(name)
-    return rule is not None and rule.kind == "free"
+    if rule is None or rule["kind"] == "free":
+        return None if rule is None else False
+    return None if name in _CALLERS else True
 
 
 def map_pointwise(call: AtenCall, function: str) -> Operator:

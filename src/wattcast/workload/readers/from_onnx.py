@@ -25,32 +25,22 @@ MAX_ONNX_BYTE = 1 << 31
 
 
 def read_onnx(path: Path) -> Graph:
-    """Read an ``.onnx`` file."""
-    onnx = _import_onnx()
+    """Read an ``.onnx`` file; a node without a rule is kept as unspecified work and named."""
+    why, where, folder = ("reading ONNX needs the onnx package", "onnx"), path.name, path.resolve().parent
+    import_extra("onnx.shape_inference", *why)
+    onnx = import_extra("onnx", *why)
     data = read_bytes(path, MAX_ONNX_BYTE)
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own errors have no common public base
-        raise BadInput(f"{path.name}: not an ONNX model ({clip_text(error, 120)}).") from None
-    check_external_data(model, path)
-    return convert_onnx(model, path.stem, path.name)
-
-
-def check_external_data(model: Any, path: Path) -> None:
-    """Refuse weights kept outside the model's folder."""
-    folder = path.resolve().parent
+        raise BadInput(f"{where}: not an ONNX model ({clip_text(error, 120)}).") from None
     placed = [
         (tensor, e.value) for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location"
     ]
     for tensor, place in placed:
         if Path(place).is_absolute() or not (folder / place).resolve().is_relative_to(folder):
-            where = f"{path.name}: initializer {clip_text(tensor.name)}"
-            raise bad_value(where, "external data inside the model's folder", place)
-
-
-def convert_onnx(model: Any, name: str, where: str) -> Graph:
-    """Convert a loaded model; a node without a rule is kept as unspecified work and named."""
-    onnx = _import_onnx()
+            holder = f"{where}: initializer {clip_text(tensor.name)}"
+            raise bad_value(holder, "external data inside the model's folder", place)
     try:
         model = onnx.shape_inference.infer_shapes(model)
     except Exception as error:
@@ -73,7 +63,7 @@ def convert_onnx(model: Any, name: str, where: str) -> Graph:
         f"{kind} has no rule: {len(names)} node(s) ({clip_text(', '.join(names), 120)}) kept as unspecified work"
         for kind, names in unknown.items()
     ]
-    return Graph(name, (Block(tuple(ops)),), None, tuple(said))
+    return Graph(path.stem, (Block(tuple(ops)),), None, tuple(said))
 
 
 def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
@@ -177,9 +167,3 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
     stride, dilation = (call.attribute(word, [1] * sides) for word in ("strides", "dilations"))
     pads, groups = call.attribute("pads", [0] * 2 * sides)[:sides], int(call.attribute("group", 1))
     return x, rest[0], rest[1] if len(rest) > 1 else None, stride, pads, dilation, False, None, groups
-
-
-def _import_onnx() -> Any:
-    why = "reading ONNX needs the onnx package", "onnx"
-    import_extra("onnx.shape_inference", *why)
-    return import_extra("onnx", *why)

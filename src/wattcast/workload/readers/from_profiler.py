@@ -22,7 +22,7 @@ from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import broadcast_shapes, output_strides, promote_dtypes
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
-from wattcast.workload.readers.aten_operators import AtenCall, does_work, find_tensors, launches_nothing, map_call
+from wattcast.workload.readers.aten_operators import AtenCall, find_tensors, launches_kernel, map_call
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_PROFILE_BYTE = 1 << 29
@@ -82,7 +82,7 @@ class _Node:
 
     @property
     def is_known(self) -> bool:
-        return does_work(self.name) and "Input Dims" in self.event.args
+        return launches_kernel(self.name) is True and "Input Dims" in self.event.args
 
 
 def read_profile(path: Path) -> Graph:
@@ -173,7 +173,7 @@ def _find_outermost(nodes: list[_Node], unmapped: dict[str, tuple[int, float]]) 
         elif node.is_known and node.name not in _PASSING:
             chosen.append(node)
             inside.add(id(node))
-        elif node.is_leaf and not launches_nothing(node.name) and node.event.name.startswith("aten::"):
+        elif node.is_leaf and launches_kernel(node.name) is not False and node.event.name.startswith("aten::"):
             _add_unmapped(unmapped, node.event.name, 1, node.event.dur * _MICROSECOND_S)
     return chosen
 
