@@ -59,12 +59,7 @@ class ModelArchitecture:
 
 _CATALOGUE = files("wattcast.workload").joinpath("catalogue")
 ARCHITECTURES = {
-    row["name"]: ModelArchitecture(
-        *(ModelKind(row["kind"]), row["module"], row["dims"], row["trace"]),
-        engine=row["engine"] == "yes",
-        item=row["item"],
-        source=row["source"] == "yes",
-    )
+    row["name"]: msgspec.convert(row, ModelArchitecture, strict=False)
     for row in read_shipped_table("wattcast.workload", "architectures.csv")
 }
 
