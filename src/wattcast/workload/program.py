@@ -183,9 +183,21 @@ class Program:
             if not seeds:
                 tape.label = f"{section.label}.backward"
                 seeds = {id(t): fill(tape, t.shape, t.dtype) for t in section.outputs if t.needs_grad}
-            for tensor, grad in zip(section.inputs, propagate_gradients(tape, section, seeds), strict=True):
-                if grad is not None:
-                    waiting[id(tensor.storage)] = grad
+            grads = {key: Tensor(tape, g.shape, g.strides, g.dtype, g.storage) for key, g in seeds.items()}
+            for node in reversed(tape.nodes):  # as autograd does; a second gradient is added to the first
+                given = [grads.pop(id(out), None) for out in node.outputs]
+                if given.count(None) == len(given):
+                    continue
+                tape.label = f"{node.label}.backward"
+                for tensor, grad in zip(node.inputs, node.rule(*given), strict=True):
+                    if tensor is None or grad is None or not tensor.needs_grad:
+                        continue
+                    known = grads.get(id(tensor))
+                    grads[id(tensor)] = grad if known is None else add_into(known, grad)
+            for weight in tape.tied:
+                if id(weight) in grads:
+                    add_into(grads[id(weight)], grads[id(weight)])
+            waiting |= {id(t.storage): grads[id(t)] for t in section.inputs if id(t) in grads}
             section.backward, tape.entries = tape.entries, section.forward
 
     def blocks(self, recompute: bool = False) -> list[Block]:
@@ -234,28 +246,6 @@ def trace_program(trace: Callable[..., None], dims: Any, run: PassSettings, stag
 
 def _list_operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:
     return tuple([entry.op for entry in entries])
-
-
-def propagate_gradients(tape: Tape, section: ProgramSection, seeds: dict[int, Tensor]) -> list[Tensor | None]:
-    """Emit the backward operators of a section and return the gradients of its inputs.
-
-    Nodes are walked last first, as autograd does; a second gradient of a tensor is added to the first.
-    """
-    grads = {key: Tensor(tape, g.shape, g.strides, g.dtype, g.storage) for key, g in seeds.items()}
-    for node in reversed(tape.nodes):
-        given = [grads.pop(id(out), None) for out in node.outputs]
-        if given.count(None) == len(given):
-            continue
-        tape.label = f"{node.label}.backward"
-        for tensor, grad in zip(node.inputs, node.rule(*given), strict=True):
-            if tensor is None or grad is None or not tensor.needs_grad:
-                continue
-            known = grads.get(id(tensor))
-            grads[id(tensor)] = grad if known is None else add_into(known, grad)
-    for weight in tape.tied:
-        if id(weight) in grads:
-            add_into(grads[id(weight)], grads[id(weight)])
-    return [grads.get(id(tensor)) for tensor in section.inputs]
 
 
 def optimiser_block(parameters: int, dtype: Dtype, read_byte: float = 0.0, written_byte: float = 0.0) -> Block:
@@ -434,13 +424,8 @@ def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) 
         return None
     if len(group) == 1:
         return group[0]
-    reads = tuple(read.values())
-    return TapeEntry(_fused_operator(group, reads, writes, int(sum(fetched.values()))), reads, writes)
-
-
-def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Tensor], read: int) -> Operator:
-    ops = [entry.op for entry in group]
-    write, label = sum(t.byte for t in writes), ops[0].label
+    reads, ops = tuple(read.values()), [entry.op for entry in group]
+    label, moved = ops[0].label, (int(sum(fetched.values())), sum(t.byte for t in writes))
     main = max(reads, key=lambda t: t.byte) if reads else writes[0]
     pointwise = [op for op in ops if isinstance(op, Elementwise)]
     rows = next((op for op in ops if isinstance(op, RowReduction)), None)
@@ -449,10 +434,12 @@ def _fused_operator(group: _Group, reads: Sequence[Tensor], writes: Sequence[Ten
         count = mean.writes[0].numel
         rows = RmsNorm(count, _count_elements(mean.op) // count)
     if rows is not None:
-        sizes, moved = (rows.rows, rows.dim, None, rows.backward), (read, write)
-        return type(rows)(*sizes, *moved, dtype=main.dtype, label=label)
+        sizes = rows.rows, rows.dim, None, rows.backward
+        return TapeEntry(type(rows)(*sizes, *moved, dtype=main.dtype, label=label), reads, writes)
     names = [op.function for op in pointwise]
     costliest = max(names, key=lambda n: find_function(n).flop + 4.0 * find_function(n).sfu_op)
     function = next((name for idiom, name in _IDIOMS if idiom <= set(names)), costliest)
     # generated code walks strided operands in whole rows, so that a fused kernel is as fast as a contiguous one
-    return Elementwise(function, _largest_elements(group), dtype=main.dtype, read=read, write=write, label=label)
+    n = _largest_elements(group)
+    op = Elementwise(function, n, dtype=main.dtype, read=moved[0], write=moved[1], label=label)
+    return TapeEntry(op, reads, writes)
