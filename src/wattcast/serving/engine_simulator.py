@@ -279,8 +279,12 @@ class EngineReplica:
                 if not arriving:
                     self.now_s = max(self.now_s, self.device_s)
                     return
-                if arrival_s[arriving[0]] > self.now_s:
-                    self._pause(arrival_s[arriving[0]], drained_s)
+                if (next_s := arrival_s[arriving[0]]) > self.now_s:  # the engine idles until then
+                    idle_s, begin_s = max(next_s - self.device_s, 0.0), self.device_s
+                    self.device_s += idle_s
+                    idle_j = self.costs.idle_w * idle_s
+                    self._record((next_s, drained_s, drained_s), begin_s, (0, 0, 0, 0), idle_j)
+                    self.now_s = next_s
                 continue
             chunks = self._schedule_prompts() if self._prompts or self._waiting else []
             if chunks:
@@ -496,14 +500,6 @@ class EngineReplica:
         if self._mean_w * kept + power_w * (1.0 - kept) <= limit_w:
             return span_s, energy_j
         return govern_steps(costs, costs.mixed_cost(*asked), steps, floor_s, self._mean_w)
-
-    def _pause(self, until_s: float, drained_s: float) -> None:
-        """Let the engine idle until the next arrival; the last tokens were handed out at ``drained_s``."""
-        idle_s, begin_s = max(until_s - self.device_s, 0.0), self.device_s
-        self.device_s += idle_s
-        now_s = max(self.now_s, until_s)
-        self._record((until_s, drained_s, drained_s), begin_s, (0, 0, 0, 0), self.costs.idle_w * idle_s)
-        self.now_s = now_s
 
     def _hand_out(self, moment_s: float) -> None:
         """Note the moment at which tokens of the step before reach their requests."""

@@ -165,27 +165,34 @@ def serve_trace(
     notes = [*costs.assumptions, f"router: {router}"]
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
     replicas, prefill_replicas = replicas * costs.lanes, prefill_replicas * costs.lanes
-    if prefill_replicas:
-        shared = (replicas, router, prefill_replicas, transfer_s_per_token)
-        runs, first_s, last_s = _serve_apart(trace, costs, settings, *shared)
+    prompts = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64)) if prefill_replicas else trace
+    plan = plan_requests(prompts, settings, carried and not prefill_replicas)
+    runs, first_s, last_s = _share_requests(plan, costs, settings, prefill_replicas or replicas, router)
+    if prefill_replicas:  # their cache is sent, and other engines decode
         notes.append("prompts are computed on engines of their own; a full decode engine does not hold them back")
-    else:
-        plan = plan_requests(trace, settings, carried)
-        runs, first_s, last_s = _serve_together(trace, plan, costs, settings, replicas, router)
+        rows = np.flatnonzero(trace.output_tokens > 1)
+        handed_s = first_s[rows] + transfer_s_per_token * trace.prompt_tokens[rows]
+        order = np.argsort(handed_s, kind="stable")
+        rows = rows[order]
+        if len(rows):
+            sent = make_trace(handed_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
+            plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
+            decode, _, last_s[rows] = _share_requests(plan, costs, settings, replicas, router)
+            runs += decode
     if settings.speculative_tokens:
         notes.append("speculative decoding: drafting itself is free, tokens a step from the acceptance rate")
     served = (trace, first_s, last_s, tuple(runs), bounds, prices or Prices(), tuple(dict.fromkeys(notes)))
     return ServingResult(costs.model, costs.gpu, *served, lanes=costs.lanes)
 
 
-def _serve_together(
-    trace: Trace, plan: RequestPlan, costs: StepCosts, settings: EngineSettings, replicas: int, router: str
+def _share_requests(
+    plan: RequestPlan, costs: StepCosts, settings: EngineSettings, replicas: int, router: str
 ) -> tuple[list[ReplicaRun], Array, Array]:
     """Share the requests among replicas and run each; first and last token of every request."""
     engines = [EngineReplica(costs, settings, plan) for _ in range(replicas)]
     if replicas == 1 or router == "round-robin":
         for place, engine in enumerate(engines):
-            engine.submit(range(place, len(trace), replicas))
+            engine.submit(range(place, len(plan.arrival_s), replicas))
     else:  # each request goes to the engine with the least load at that moment, in turns where several have
         for request, moment_s in enumerate(plan.arrival_s):
             for engine in engines:
@@ -197,34 +204,6 @@ def _serve_together(
         np.fmax.reduce([getattr(run, name) for run in runs]) for name in ("first_token_s", "last_token_s")
     )
     return runs, first_s, last_s
-
-
-def _serve_apart(
-    trace: Trace,
-    costs: StepCosts,
-    settings: EngineSettings,
-    replicas: int,
-    router: str,
-    prefill_replicas: int,
-    transfer_s_per_token: float,
-) -> tuple[list[ReplicaRun], Array, Array]:
-    """Compute prompts on engines of their own, send their cache, and decode on others."""
-    alone = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
-    prefill, first_s, last_s = _serve_together(
-        alone, plan_requests(alone, settings), costs, settings, prefill_replicas, router
-    )
-    going_on = np.flatnonzero(trace.output_tokens > 1)
-    if not len(going_on):
-        return prefill, first_s, last_s
-    handed_s = first_s[going_on] + transfer_s_per_token * trace.prompt_tokens[going_on]
-    order = np.argsort(handed_s, kind="stable")
-    rows = going_on[order]
-    sent = make_trace(handed_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
-    plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
-    decode, _, decoded_s = _serve_together(sent, plan, costs, settings, replicas, router)
-    last_s = last_s.copy()
-    last_s[rows] = decoded_s
-    return [*prefill, *decode], first_s, last_s
 
 
 def _predictor_interval(

@@ -199,7 +199,7 @@ class TokenCost:
 
 def predict_token_cost(model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = 8192) -> TokenCost:
     """Predict the cost of a token on a lane: on one of its GPUs, or one in each stage."""
-    _cache_tokens(model, gpu, options, max_tokens, 16, 0.9, load_host_times().visible_memory)
+    _cache_tokens(model, gpu, options, max_tokens, 16, 0.9)
     largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.NONE)
     clocks_hz = _list_clocks(gpu)
     (row,) = _predict_rows(gpu, clocks_hz, [_without_attention(build_graph(model, largest))])[0]
@@ -252,7 +252,7 @@ def tabulate_step_costs(
     clocks_hz = _list_clocks(gpu, clock_hz)
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
     cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
-        model, gpu, options, max_tokens, block_tokens, memory_utilisation, host.visible_memory
+        model, gpu, options, max_tokens, block_tokens, memory_utilisation
     )
 
     def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
@@ -391,16 +391,21 @@ def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0, shares: Se
     blocks = []
     for block in graph.blocks:
         ops = (op for op in block.ops if isinstance(op, _ATTENTION))
-        if kept := tuple(_batch_attention(op, batch, shares) if batch else _lengthen_keys(op, before) for op in ops):
+        if kept := tuple(_change_attention(op, batch, before, shares) for op in ops):
             blocks.append(Block(kept, block.repeat, block.label))
     if not blocks:
         raise bad_value(graph.name, "a model with fused attention", "none", "Use --attention flash.")
     return Graph(f"{graph.name} attention", tuple(blocks))
 
 
-def _batch_attention(op: Operator, batch: int, shares: Sequence[float]) -> Operator:
-    """Return the attention of one sequence that decodes as that of ``batch``, whose contexts have these shares."""
+def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[float]) -> Operator:
+    """Return the attention of one sequence that decodes as that of ``batch``, whose contexts have these shares.
+
+    Without a batch each sequence has ``before`` more keys, or as many as a window lets through.
+    """
     if isinstance(op, PagedAttention):
+        if not batch:
+            return replace(op, groups=tuple((count, q, kv + before) for count, q, kv in op.groups))
         ((_, q, kv),), parts = op.groups, len(shares)
         counts = [batch * (i + 1) // parts - batch * i // parts for i in range(parts)]
         if kv <= SHORT_CONTEXT or batch < parts:
@@ -408,14 +413,8 @@ def _batch_attention(op: Operator, batch: int, shares: Sequence[float]) -> Opera
         groups = tuple((count, q, max(round(kv * share), 1)) for count, share in zip(counts, shares, strict=True))
         return replace(op, groups=groups, splits=engine.GRAPH_SPLITS if batch <= engine.GRAPH_TOKENS else 0)
     assert isinstance(op, (Attention, LatentAttention))
-    return replace(op, batch=batch)
-
-
-def _lengthen_keys(op: Operator, before: int) -> Operator:
-    """Return attention with ``before`` more keys for each sequence, or as many as a window lets through."""
-    if isinstance(op, PagedAttention):
-        return replace(op, groups=tuple((count, q, kv + before) for count, q, kv in op.groups))
-    assert isinstance(op, (Attention, LatentAttention))
+    if batch:
+        return replace(op, batch=batch)
     return replace(op, kv_len=op.kv_len + before if op.kv_len >= op.q_len else op.kv_len)
 
 
@@ -426,7 +425,6 @@ def _cache_tokens(
     max_tokens: int,
     block_tokens: int,
     utilisation: float,
-    visible: float,
 ) -> tuple[int, float, str]:
     """Return the tokens that fit into the cache, the bytes of one, and a sentence.
 
@@ -434,7 +432,7 @@ def _cache_tokens(
     """
     largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.LAST)
     need = compute_footprint(model, largest)
-    room = visible * float(np.min(gpu.memory.capacity_byte)) * utilisation
+    room = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte)) * utilisation
     left = room - need.weight_byte - need.activation_byte - need.workspace_byte
     per_token = need.cache_byte / max_tokens
     tokens = int(left / per_token // block_tokens * block_tokens) if per_token else 1 << 40
