@@ -162,7 +162,13 @@ def cost_microbatches(
         for section in work.sections:
             here = [next(predictions) for _ in range(6)]  # of _section_operators
             taken += here[:2]
-            each = [_cost_pass(p, slower) / section.repeat for p in here]
+            each = []
+            for p in here:
+                cost = np.stack([p.latency_s, p.energy_j])
+                for op in p.ops if slower != 1.0 else ():  # attention of another era
+                    if isinstance(op.op, Attention):
+                        cost = cost + (slower - 1.0) * np.stack([op.latency_s, op.energy_j])
+                each.append(cost / section.repeat)
             sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs
@@ -190,16 +196,6 @@ def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operat
     if isinstance(op, Linear) and op.dtype is Dtype.FP8 and gpu.architecture == "blackwell":
         return (ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label),)
     return (op,)
-
-
-def _cost_pass(prediction: Prediction, attention_slowdown: float) -> Array:
-    """Return seconds and joules of a pass, with the attention of another era, ``(2, clock)``."""
-    cost = np.stack([prediction.latency_s, prediction.energy_j])
-    if attention_slowdown != 1.0:
-        for op in prediction.ops:
-            if isinstance(op.op, Attention):
-                cost = cost + (attention_slowdown - 1.0) * np.stack([op.latency_s, op.energy_j])
-    return cost
 
 
 _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
@@ -289,8 +285,13 @@ def cost_stages(
             backward, backward_j = each.backward + copied * each.copies[sharded] + again
             gather_s = scatter_s = 0.0
             if strategy.sharding in (Sharding.ZERO2, Sharding.ZERO3) and strategy.dp * strategy.cp > 1:
-                gather_s, scatter_s = _shard_exchange_s(section, recipe, strategy, links)
-                gather_s = gather_s if strategy.sharding is Sharding.ZERO3 else 0.0
+                experts = section.expert_trained
+                shared, byte = section.trained - experts, recipe.dtype.byte
+                if sharded:
+                    stored = shared * byte + section.frozen * recipe.base_bits / 8
+                    gather_s = _replica_exchange_s("all_gather", stored, experts * byte, strategy, links)
+                summed, byte = shared * recipe.gradient_byte, recipe.gradient_byte
+                scatter_s = _replica_exchange_s("reduce_scatter", summed, experts * byte, strategy, links)
                 if strategy.pp > 1:  # stages keep gathered weights and gradients for all micro-batches of a step
                     gather_s, scatter_s = gather_s / strategy.accumulation, scatter_s / strategy.accumulation
             inner_f, inner_b = _inner_exchange_s(section, recipe, strategy, links, full and repeated)
@@ -342,17 +343,6 @@ def overlapped_s(compute_s: Array, exchange_s: Array | float, slowed: float = CO
     """
     beside_s = compute_s + slowed * np.minimum(exchange_s, compute_s)
     return np.asarray(beside_s + np.maximum(exchange_s - OVERLAP * beside_s, 0.0))
-
-
-def _shard_exchange_s(
-    section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
-) -> tuple[float, float]:
-    """Return seconds to gather the weights of one repetition and to scatter its gradients over data-parallel GPUs."""
-    shared = section.trained - section.expert_trained
-    stored = shared * recipe.dtype.byte + section.frozen * recipe.base_bits / 8
-    gather_s = _replica_exchange_s("all_gather", stored, section.expert_trained * recipe.dtype.byte, strategy, links)
-    byte, expert_byte = shared * recipe.gradient_byte, section.expert_trained * recipe.gradient_byte
-    return gather_s, _replica_exchange_s("reduce_scatter", byte, expert_byte, strategy, links)
 
 
 def _replica_exchange_s(
