@@ -38,15 +38,13 @@ class DaemonLink:
         self._socket.settimeout(ANSWER_S + 3.0)
         try:
             self._socket.connect(str(path))
-        except PermissionError:
-            self._socket.close()
-            message = f"{path}: only root and the daemon's group may use it. Ask the administrator to add you."
-            raise Refused(message) from None
         except OSError as error:
             self._socket.close()
-            raise MissingTool(
-                f"no daemon listens at {path} ({error.strerror or error}). Start it: wattcast manage daemon."
-            ) from None
+            if isinstance(error, PermissionError):
+                message = f"{path}: only root and the daemon's group may use it. Ask the administrator to add you."
+                raise Refused(message) from None
+            why = f"no daemon listens at {path} ({error.strerror or error})"
+            raise MissingTool(f"{why}. Start it: wattcast manage daemon.") from None
 
     def close(self) -> None:
         """End the connection; what was claimed through it is given back."""

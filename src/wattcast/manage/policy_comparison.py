@@ -317,7 +317,26 @@ def read_replay_tables(path: Path, iterations: int = ITERATIONS, default: str | 
             found = f"{len(rows)} rows that share {len(core)} core clock"
             raise bad_value(f"{path.name}: {name}", "two core clocks or more at every memory clock", found)
         groups.setdefault((memory, core), {})[name] = rows
-    return [_build_tables(path.name, m, c, apps, iterations, default) for (m, c), apps in groups.items()]
+    plants = []
+    for (memory, core), apps in groups.items():
+        knobs = [(KnobRole.CORE_CLOCK, core), (KnobRole.MEMORY_CLOCK, memory)][: 1 + (len(memory) > 1)]
+        lattice = Lattice(tuple(Knob(*knob) for knob in knobs))
+        order = [(m, c) for c in core for m in memory]
+        table = np.array([[rows[key] for key in order] for rows in apps.values()])  # (application, setting, quantity)
+        time_s, power_w, ran_hz = np.moveaxis(table, -1, 0)
+        tables = PlantTables(
+            name=path.name,
+            lattice=lattice,
+            default=_parse_default(lattice, default, path.name),
+            kernels=tuple(apps),
+            time_s=time_s,
+            power_w=power_w,
+            applications={app: np.full(iterations, i, dtype=np.int64) for i, app in enumerate(apps)},
+            clock_hz=ran_hz if np.isfinite(ran_hz).all() else None,
+            source=f"measurements replayed from {path.name}",
+        )
+        plants.append(tables)
+    return plants
 
 
 def leave_out_applications(plants: Sequence[PlantTables], starts: Sequence[str]) -> list[PlantTables]:
@@ -331,34 +350,6 @@ def leave_out_applications(plants: Sequence[PlantTables], starts: Sequence[str])
     if not left:
         raise bad_value("--leave-out", "some applications left", "none")
     return left
-
-
-def _build_tables(
-    name: str,
-    memory: tuple[float, ...],
-    core: tuple[float, ...],
-    apps: Mapping[str, Rows],
-    iterations: int,
-    default: str | None,
-) -> PlantTables:
-    knobs = [Knob(KnobRole.CORE_CLOCK, core)]
-    if len(memory) > 1:
-        knobs.append(Knob(KnobRole.MEMORY_CLOCK, memory))
-    lattice = Lattice(tuple(knobs))
-    order = [(m, c) for c in core for m in memory]
-    table = np.array([[rows[key] for key in order] for rows in apps.values()])  # (application, setting, quantity)
-    time_s, power_w, ran_hz = np.moveaxis(table, -1, 0)
-    return PlantTables(
-        name=name,
-        lattice=lattice,
-        default=_parse_default(lattice, default, name),
-        kernels=tuple(apps),
-        time_s=time_s,
-        power_w=power_w,
-        applications={app: np.full(iterations, i, dtype=np.int64) for i, app in enumerate(apps)},
-        clock_hz=ran_hz if np.isfinite(ran_hz).all() else None,
-        source=f"measurements replayed from {name}",
-    )
 
 
 def _parse_default(lattice: Lattice, wanted: str | None, where: str) -> Settings:
