@@ -16,7 +16,7 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -130,14 +130,6 @@ def open_store(out: Path, study: str, about: str, points: int, part_points: int)
     return store
 
 
-def encode_parquet(columns: Mapping[str, npt.NDArray[Any]], compression: str = "zstd") -> bytes:
-    """Encode columns as a Parquet file."""
-    buffer = io.BytesIO()
-    level = 1 if compression == "zstd" else None
-    import_polars().DataFrame(dict(columns)).write_parquet(buffer, compression=compression, compression_level=level)
-    return buffer.getvalue()
-
-
 def _write_json_parts(paths: list[Path], out: Path) -> None:
     """Write a list of objects, one part at a time."""
     with out.open("wb") as stream:
@@ -212,12 +204,20 @@ class SweepWork:
     def compute_part(self, index: int) -> SweepPart:
         """Compute part ``index``."""
         columns = tabulate_points(self.study, *self.part_range(index))
-        data = None if self.compression is None else encode_parquet(columns, self.compression)
-        return index, self.summarise(columns), data
+        if self.compression is None:
+            return index, self.summarise(columns), None
+        buffer, level = io.BytesIO(), 1 if self.compression == "zstd" else None
+        frame = import_polars().DataFrame(columns)
+        frame.write_parquet(buffer, compression=self.compression, compression_level=level)
+        return index, self.summarise(columns), buffer.getvalue()
 
     def summarise(self, columns: Columns) -> SweepSummary:
-        """Keep a few points of a part."""
-        chosen = _choose_scattered(columns["point"], SHOWN / self.study.space.size)
+        """Keep a few points of a part, those to show by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
+
+        Every n-th point would fall into step with the axes of a grid and show few of their values.
+        """
+        hashed = (columns["point"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+        chosen = np.asarray(hashed < SHOWN / self.study.space.size * 2.0**32)
         shown = {name: values[chosen] for name, values in columns.items()}
         return SweepSummary(
             len(columns["point"]), arrays.pareto_rows(columns, self.objectives), _find_best(columns), shown
@@ -320,15 +320,6 @@ def _run_on_pool(
 
 
 _RUN_AGAIN = "What is finished is kept; run the same command again."
-
-
-def _choose_scattered(point: npt.NDArray[np.int64], share: float) -> arrays.Mask:
-    """Choose about this share of all points by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
-
-    Every n-th point would fall into step with the axes of a grid and show few of their values.
-    """
-    hashed = (point.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
-    return np.asarray(hashed < share * 2.0**32)
 
 
 def _list_notes(study: Study) -> tuple[str, ...]:

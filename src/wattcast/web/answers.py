@@ -280,7 +280,7 @@ def _answer_gpu(name: str) -> GpuDetailOut:
 
 
 def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
-    first, *others = map(summarise_prediction, _predictions_of(asked))
+    first, *others = (summarise_prediction(view.prediction) for view in _views_of(asked))
     if not others:
         raise bad_value("configurations", "two to four to compare", "one")
     pairs = []
@@ -345,10 +345,6 @@ def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
 
 def _views_of(asked: request_schema.ConfigurationList) -> list[configuration_view.ConfigurationView]:
     return [_view_of(configuration) for configuration in asked.configurations]
-
-
-def _predictions_of(asked: request_schema.ConfigurationList) -> list[Prediction]:
-    return [view.prediction for view in _views_of(asked)]
 
 
 def _view_of(asked: request_schema.Configuration) -> configuration_view.ConfigurationView:
@@ -425,7 +421,10 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
 REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is read, and what answers it
     "catalogue": (str, lambda _: list_catalogue()),
     "gpu": (str, _answer_gpu),
-    "predict": (request_schema.ConfigurationList, lambda asked: predictions_to_output(_predictions_of(asked))),
+    "predict": (
+        request_schema.ConfigurationList,
+        lambda asked: predictions_to_output([view.prediction for view in _views_of(asked)]),
+    ),
     "view": (request_schema.Configuration, lambda asked: view_to_output(_view_of(asked))),
     "room": (request_schema.Configuration, _answer_room),
     "compare": (request_schema.ConfigurationList, _answer_compare),

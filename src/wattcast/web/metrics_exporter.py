@@ -131,7 +131,15 @@ def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDL
 
     def open_all() -> None:
         try:
-            found.extend(_open_cards(source, busy_s, idle_s))
+            for make in energy_sources.find_source_makers(source).values():
+                cards: list[WatchedCard] = []
+                with contextlib.suppress(MissingTool):
+                    for index in range(MOST_DEVICES):
+                        opened = make(index)
+                        cards.append(WatchedCard(index, opened, opened.open(), busy_s, idle_s))
+                if cards:
+                    return found.extend(cards)
+            energy_sources.open_source(source)  # raises the error that says why none answers
         except MissingTool as error:
             failed.append(error)
 
@@ -140,19 +148,6 @@ def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDL
     opening.join(PATIENT_S)
     if failed:
         raise failed[0]
-    return found
-
-
-def _open_cards(source: str, busy_s: float, idle_s: float) -> list[WatchedCard]:
-    found: list[WatchedCard] = []
-    for make in energy_sources.find_source_makers(source).values():
-        with contextlib.suppress(MissingTool):
-            for index in range(MOST_DEVICES):
-                opened = make(index)
-                found.append(WatchedCard(index, opened, opened.open(), busy_s, idle_s))
-        if found:
-            return found
-    energy_sources.open_source(source)  # raises the error that says why none answers
     return found
 
 

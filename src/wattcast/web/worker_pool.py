@@ -216,20 +216,13 @@ def run_worker() -> int:
     for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
         answer_request(*question)
     write_frame(answers, READY)
-    while (asked := read_frame(requests)) is not None:
+    while len(head := requests.read(4)) == 4:
+        (length,) = struct.unpack("!I", head)
+        if len(asked := requests.read(length)) < length:
+            break
         kind, body = msgspec.msgpack.decode(asked, type=tuple[str, bytes])
         write_frame(answers, msgspec.msgpack.encode(answer_request(kind, body)))
     return 0
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Read the next frame; None at the end."""
-    head = stream.read(4)
-    if len(head) < 4:
-        return None
-    (length,) = struct.unpack("!I", head)
-    data = stream.read(length)
-    return data if len(data) == length else None
 
 
 def write_frame(stream: BinaryIO, data: bytes) -> None:
