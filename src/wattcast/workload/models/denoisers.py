@@ -373,7 +373,7 @@ def trace_video(dims: VideoDims, run: PassSettings, program: Program) -> None:
 
     def head(tape: Tape, x: Tensor, time: Tensor) -> Tensor:
         shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
-        out = _norm_wide(x, shift, scale)
+        out = _modulate_rows(x.to(Dtype.FP32), shift, scale).to(x.dtype)
         return layers.project(run, out, dims.patch**2 * dims.channels, bias=True).clone()
 
     program.section("head", head, x, time)
@@ -399,14 +399,16 @@ def _video_layer(dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text
     """Attend over the video, then to the text, then feed forward; sums and norms are computed in fp32."""
     parts = _add_table(tape, run, signal.to(Dtype.FP32), 6)
     with tape.scope("attention"):
-        normed = _norm_wide(x, parts[0], parts[1])
+        normed = _modulate_rows(x.to(Dtype.FP32), parts[0], parts[1]).to(x.dtype)
         x = _add_wide(x, _attend_video(dims, run, normed, normed), parts[2])
     with tape.scope("text"):
         wide = x.to(Dtype.FP32)
         weights = [tape.parameter(dims.hidden, dtype=run.dtype).to(Dtype.FP32) for _ in range(2)]
         x = x + _attend_video(dims, run, functional.layer_norm(wide, *weights).to(run.dtype), text)
     with tape.scope("mlp"):
-        out = layers.feed_forward(run, _norm_wide(x, parts[3], parts[4]), dims.intermediate, "gelu_tanh")
+        out = layers.feed_forward(
+            run, _modulate_rows(x.to(Dtype.FP32), parts[3], parts[4]).to(x.dtype), dims.intermediate, "gelu_tanh"
+        )
         return _add_wide(x, out.to(Dtype.FP32), parts[5])
 
 
@@ -430,11 +432,6 @@ def _add_table(tape: Tape, run: PassSettings, signal: Tensor, count: int) -> lis
     width = signal.shape[-1]
     both = tape.parameter(1, count, width, dtype=run.dtype) + signal
     return [both.slice(1, at, at + 1) for at in range(count)]
-
-
-def _norm_wide(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Compute norm(x)·(1 + scale) + shift in fp32 and return it as wide as ``x``."""
-    return (functional.layer_norm(x.to(Dtype.FP32), None, None) * (scale + 1.0) + shift).to(x.dtype)
 
 
 def _add_wide(x: Tensor, out: Tensor, gate: Tensor) -> Tensor:

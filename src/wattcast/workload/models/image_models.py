@@ -86,15 +86,13 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, program: Program) -> N
         y = y * tape.parameter(width, dtype=run.dtype)
         return x + y.permute(0, 3, 1, 2)
 
-    def head(tape: Tape, x: Tensor) -> Tensor:
-        return layers.classify(run, layers.layer_norm(run, functional.mean_pool(x)), dims.classes)
-
     (x,) = program.section("stem", stem)
     for number, (depth, width) in enumerate(zip(dims.depths, dims.widths, strict=True)):
         if number:
             (x,) = program.section(f"stage{number}.first", partial(halve, width=width), x)
         (x,) = program.section(f"stage{number}", block, x, repeat=depth)
-    program.section("head", head, x)
+    norm = partial(layers.layer_norm, run)
+    program.section("head", lambda _, x: layers.classify(run, norm(functional.mean_pool(x)), dims.classes), x)
 
 
 def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
@@ -205,10 +203,6 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
         patches = embed_patches(run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True)
         return patches if pooled else layers.layer_norm(run, patches)
 
-    def vision_layer(tape: Tape, x: Tensor) -> Tensor:
-        sizes = run, x, dims.vision_heads, widths[0], dims.activation
-        return layers.prenorm_layer(*sizes, wide_softmax=True, input_first=dims.pooled)
-
     def vision_head(tape: Tape, x: Tensor) -> Tensor:
         if dims.pooled:
             return _pool_by_attention(dims, run, layers.layer_norm(run, x))
@@ -219,15 +213,14 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
         y = y + layers.embed(text, tape, dims.text_length, dims.text_hidden, batch=1)
         return [y, *([] if dims.pooled else layers.build_mask(tape, text))]
 
-    def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        sizes = text, y, dims.text_heads, widths[1], dims.activation
-        return layers.prenorm_layer(*sizes, causal=not dims.pooled, mask=mask, wide_softmax=True)
-
     (x,) = program.section("vision.embedding", embed_picture)
-    (x,) = program.section("vision.layers", vision_layer, x, repeat=dims.vision_layers)
+    tower = partial(layers.prenorm_layer, function=dims.activation, wide_softmax=True)
+    see = partial(tower, run, heads=dims.vision_heads, width=widths[0], input_first=dims.pooled)
+    (x,) = program.section("vision.layers", lambda _, x: see(x), x, repeat=dims.vision_layers)
     (seen,) = program.section("vision.head", vision_head, x)
     y, *mask = program.section("text.embedding", embed_text)
-    (y,) = program.section("text.layers", text_layer, y, *mask, repeat=dims.text_layers)
+    read = partial(tower, text, heads=dims.text_heads, width=widths[1], causal=not dims.pooled)
+    (y,) = program.section("text.layers", lambda _, y, m=None: read(y, mask=m), y, *mask, repeat=dims.text_layers)
     program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
 
 
@@ -461,7 +454,13 @@ def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:
     fused = layers.project(run, x, 3 * width, bias=True).view(n, s * s, 3, dims.heads, dim)
     apart = fused.permute(2, 0, 3, 1, 4).reshape(3, n * dims.heads, s * s, dim)
     q, k, v = (apart.select(0) for _ in range(3))
-    tables = [_relative_places(run, tape, s, dim) for _ in range(2)]
+    tables = []  # a learned vector for each pair of places along a side, [s, s, dim]
+    for _ in range(2):
+        table = pointwise("copy", tape.parameter(2 * s - 1, dim, dtype=run.dtype).view(1, dim, -1)).view(-1, dim)
+        query, key = (pointwise("scale", fill(tape, (s,), Dtype.INT64), out_dtype=Dtype.FP32) for _ in range(2))
+        far = pointwise("shift", pointwise("sub", query.view(s, 1), key.view(1, s)))
+        pointwise("cast", far, out_dtype=Dtype.INT64)
+        tables.append(functional.pick_rows(table, s * s).view(s, s, dim))
     grid = q.view(n * dims.heads, s, s, dim)
     rows = functional.matmul(grid.permute(1, 0, 2, 3).reshape(s, -1, dim), tables[0].transpose(1, 2))
     columns = functional.matmul(grid.permute(2, 0, 1, 3).reshape(s, -1, dim), tables[1].transpose(1, 2))
@@ -476,15 +475,6 @@ def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:
         scores = functional.matmul(q * 0.125, k.transpose(1, 2)) + bias.reshape(n * dims.heads, s * s, s * s)
         out = functional.matmul(functional.softmax(scores, wide=True).to(x.dtype), v).view(n, dims.heads, s * s, dim)
     return layers.project(run, out.transpose(1, 2).reshape(n, s, s, width), width, bias=True)
-
-
-def _relative_places(run: PassSettings, tape: Tape, side: int, dim: int) -> Tensor:
-    """Look up a learned vector for each pair of places along one side, ``[side, side, dim]``."""
-    table = pointwise("copy", tape.parameter(2 * side - 1, dim, dtype=run.dtype).view(1, dim, -1)).view(-1, dim)
-    query, key = (pointwise("scale", fill(tape, (side,), Dtype.INT64), out_dtype=Dtype.FP32) for _ in range(2))
-    far = pointwise("shift", pointwise("sub", query.view(side, 1), key.view(1, side)))
-    pointwise("cast", far, out_dtype=Dtype.INT64)
-    return functional.pick_rows(table, side * side).view(side, side, dim)
 
 
 def _embed_places(run: PassSettings, places: Tensor, width: int, tied: bool = False) -> Tensor:

@@ -50,15 +50,12 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[in
         out = _visit_experts(dims, run, flat, weights)
     if dims.shared_intermediate:
         with x.tape.scope("shared"):
-            shared = _shared_expert(dims, run, flat, dims.shared_intermediate // run.tp)
+            width, alone = dims.shared_intermediate // run.tp, replace(run, tp=1)  # its result is summed later
+            shared = layers.gated_feed_forward(alone, flat, width, dims.activation)
             if dims.shared_gate:  # each token weighs it by a number of its own (Qwen)
                 shared = functional.activation("sigmoid", layers.project(run, flat, 1, wide=True)) * shared
             out = out + shared
     return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
-
-
-def _shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor, width: int) -> Tensor:
-    return layers.gated_feed_forward(replace(run, tp=1), x, width, dims.activation)  # its result is summed later
 
 
 def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
@@ -75,11 +72,12 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     sent = max(round(own * reached), 1)
     byte = sent * dims.hidden * x.dtype.byte
     mine = x if run.tp == 1 else x.slice(0, 0, own)
-    # beside it run the operators of ``_shared_expert``: the products in, their gate, the product out, and quantizing
+    # beside it run the operators of the shared expert: the products in, their gate, the product out, and quantizing
     quantized = run.recipe is not None and run.recipe.activations is not None
     beside = 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1) if run.engine else 5
     rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=beside if dims.shared_intermediate else 0)
-    shared = _shared_expert(dims, run, mine, dims.shared_intermediate) if dims.shared_intermediate else None
+    alone, width = replace(run, tp=1), dims.shared_intermediate
+    shared = layers.gated_feed_forward(alone, mine, width, dims.activation) if width else None
     if not run.served:
         rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
     partial = _multiply_experts(dims, run, rows, groups, sent)

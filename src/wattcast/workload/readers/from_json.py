@@ -65,25 +65,21 @@ def parse_workload(data: bytes, where: str) -> Graph:
     if not file.ops:
         raise bad_value(where, "at least one operator", "none")
     blocks: list[Block] = []
-    loose: list[Operator] = []  # operators between blocks, which become a block of their own
     entries = _parse_entries(file.ops, f"{where}: ops")
     if isinstance(entries, OperatorColumns):
         blocks, entries = [Block(entries)], ()
-    for index, op in enumerate(entries):
-        if op is not None:
-            loose.append(op)
+    for is_block, some in groupby(enumerate(entries), key=lambda one: one[1] is None):
+        if not is_block:  # operators between blocks become a block of their own
+            blocks.append(Block(tuple(op for _, op in some)))
             continue
-        if loose:
-            blocks.append(Block(tuple(loose)))
-            loose = []
-        at = f"{where}: ops[{index}]"
-        entry = decode_json(bytes(file.ops[index]), _BlockEntry, at)
-        ops = _parse_entries(entry.ops, f"{at}.ops")
-        if not isinstance(ops, OperatorColumns) and None in ops:
-            raise bad_value(f"{at}.ops[{ops.index(None)}]", "an operator", "a block", "Blocks hold operators alone.")
-        blocks.append(Block(ops, entry.repeat, entry.label))
-    if loose:
-        blocks.append(Block(tuple(loose)))
+        for index, _ in some:
+            at = f"{where}: ops[{index}]"
+            entry = decode_json(bytes(file.ops[index]), _BlockEntry, at)
+            ops = _parse_entries(entry.ops, f"{at}.ops")
+            if not isinstance(ops, OperatorColumns) and None in ops:
+                inner = f"{at}.ops[{ops.index(None)}]"
+                raise bad_value(inner, "an operator", "a block", "Blocks hold operators alone.")
+            blocks.append(Block(ops, entry.repeat, entry.label))
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
         raise bad_value(where, f"at most {MAX_OPS} operators", "more")
     for name in ("tokens", "items", "gpu_count"):
