@@ -317,7 +317,15 @@ def draw_exploration(found: Exploration, workload: Workload, options: Mapping[st
         return draw_curves(dict(list(tables.items())[:8]), names[0], names[1:], found.title)
     if found.axes == ("gpu",):
         return draw_gpus(workload, found.points, options)
-    return draw_algorithms(found.points, found.title)
+    points = {}
+    for choice in (choice for choice in found.points if choice.results):
+        label = ", ".join(f"{key} {value}" for key, value in choice.names.items())
+        points[label] = 1e3 * choice.results["latency_s"], choice.results["energy_j_per_request"]
+    if not points:
+        raise bad_value("figure", "at least one way that can be run", "none")
+    missing = len(found.points) - len(points)
+    note = f"{len(points)} ways, predicted" + (f"; {missing} cannot be run and are not shown" if missing else "")
+    return draw_pareto(points, "Latency (ms)", "Energy per request (J)", found.title, note)
 
 
 def draw_gpus(workload: Workload, found: Sequence[Alternative], options: Mapping[str, Any]) -> Figure:
@@ -352,19 +360,6 @@ def _label_sweep(figure: Figure, done: SweepResult, x: str, y: str) -> Figure:
     axes.set_title(f"{done.study.graph.name} on designs around {done.study.gpu.name}", fontsize=10)
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
     return add_caption(figure, f"{kept}; {describe_origin(done.study.bundle)}")
-
-
-def draw_algorithms(found: Sequence[Alternative], title: str) -> Figure:
-    """Draw latency and energy per request of each alternative, and the Pareto front."""
-    points = {}
-    for choice in (choice for choice in found if choice.results):
-        label = ", ".join(f"{key} {value}" for key, value in choice.names.items())
-        points[label] = 1e3 * choice.results["latency_s"], choice.results["energy_j_per_request"]
-    if not points:
-        raise bad_value("figure", "at least one way that can be run", "none")
-    missing = len(found) - len(points)
-    note = f"{len(points)} ways, predicted" + (f"; {missing} cannot be run and are not shown" if missing else "")
-    return draw_pareto(points, "Latency (ms)", "Energy per request (J)", title, note)
 
 
 def draw_assignment(found: FleetAssignment, source: str) -> Figure:

@@ -177,13 +177,6 @@ class SpaceAxis:
     values: Array
     continuous: bool = False
 
-    def pick_values(self, share: Array) -> Array:
-        """Return the values at shares 0 <= u < 1 of the axis."""
-        if not self.continuous:
-            return self.values[np.minimum((share * self.values.size).astype(np.int64), self.values.size - 1)]
-        drawn = self.values[0] + share * (self.values[1] - self.values[0])
-        return np.asarray(np.round(drawn) if self.field.whole else drawn)
-
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -222,12 +215,31 @@ class SearchSpace:
         return tuple(axis.field.column for axis in self.axes)
 
     def points(self, start: int, stop: int) -> dict[str, Array]:
-        """Return the values of points ``start`` to ``stop``, by column."""
+        """Return the values of points ``start`` to ``stop``, by column: of the grid, or at shares that are drawn."""
         if self.method is SamplingMethod.GRID:
             return self._pick_grid(np.arange(start, stop))
-        draw = self._draw_random if self.method is SamplingMethod.RANDOM else self._draw_sobol
-        share = draw(start, stop)
-        return {axis.field.column: axis.pick_values(share[:, i]) for i, axis in enumerate(self.axes)}
+        if self.method is SamplingMethod.RANDOM:  # in numbered blocks, so that any range of points can be drawn alone
+            first, shape = start // _BLOCK, (_BLOCK, len(self.axes))
+            blocks = range(first, -(-stop // _BLOCK))
+            drawn = np.concatenate([np.random.default_rng([self.seed, block]).random(shape) for block in blocks])
+            share = drawn[start - first * _BLOCK : stop - first * _BLOCK]
+        else:  # a scrambled Sobol sequence [Sobol1967; Owen1998]
+            qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that other counts than powers of two balance less is documented
+                engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)
+                if start:
+                    engine.fast_forward(start)
+                share = np.asarray(engine.random(stop - start))
+        found = {}
+        for axis, at in zip(self.axes, share.T, strict=True):
+            if axis.continuous:
+                values = axis.values[0] + at * (axis.values[1] - axis.values[0])
+                values = np.asarray(np.round(values) if axis.field.whole else values)
+            else:
+                values = axis.values[np.minimum((at * axis.values.size).astype(np.int64), axis.values.size - 1)]
+            found[axis.field.column] = values
+        return found
 
     def spread_points(self, most: int) -> dict[str, Array]:
         """Return at most that many points, spread over the space."""
@@ -238,23 +250,6 @@ class SearchSpace:
     def _pick_grid(self, number: npt.NDArray[np.int64]) -> dict[str, Array]:
         index = np.unravel_index(number, tuple(axis.values.size for axis in self.axes))
         return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
-
-    def _draw_random(self, start: int, stop: int) -> Array:
-        """Draw uniform shares in numbered blocks, so that any range of points can be drawn alone."""
-        first, last = start // _BLOCK, -(-stop // _BLOCK)
-        count = len(self.axes)
-        drawn = [np.random.default_rng([self.seed, block]).random((_BLOCK, count)) for block in range(first, last)]
-        return np.concatenate(drawn)[start - first * _BLOCK : stop - first * _BLOCK]
-
-    def _draw_sobol(self, start: int, stop: int) -> Array:
-        """Draw a scrambled Sobol sequence [Sobol1967; Owen1998]."""
-        qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that other counts than powers of two balance less well is documented
-            engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)
-            if start:
-                engine.fast_forward(start)
-            return np.asarray(engine.random(stop - start))
 
 
 def parse_space(specs: Sequence[str], gpu: Gpu, sample: str | None = None, seed: int = 0) -> SearchSpace:
