@@ -225,7 +225,25 @@ def time_step(
     compute_s = m * np.minimum(stage.compute_s.max(axis=0), worst)
     lost = expected_straggle(strategy.gpus, card_spread)  # every exchange waits for the slowest card
     waits_s = compute_s * (lost + (recipe.loss_share if strategy.gpus > 1 else 0.0))
-    exchange_s = m * worst - compute_s + _gradient_exchange_s(cost.work, stage, recipe, strategy, links) + waits_s
+    exposed_s = np.zeros(())  # of the exchange of gradients and weights once a step
+    if strategy.dp * strategy.cp > 1 and strategy.sharding is not Sharding.ZERO3:
+        work, number = cost.work, range(strategy.pp)
+        held = [[(s, _layers_here(work, s, i, strategy)) for s in work.sections] for i in number]
+        weights = max(sum((s.trained - s.expert_trained) * layers for s, layers in each) for each in held)
+        experts = max(sum(s.expert_trained * layers for s, layers in each) for each in held)
+
+        def exchange(collective: str, byte: int) -> float:
+            return _replica_exchange_s(collective, weights * byte, experts * byte, strategy, links)
+
+        if strategy.sharding is Sharding.NONE:
+            sync_s, gather_s = exchange("all_reduce", recipe.gradient_byte), 0.0
+        else:  # ZeRO-2 has scattered its gradients micro-batch by micro-batch
+            scatters = strategy.sharding is Sharding.ZERO1
+            sync_s = exchange("reduce_scatter", recipe.gradient_byte) if scatters else 0.0
+            gather_s = exchange("all_gather", recipe.dtype.byte)
+        beside = stage.backward_s.max(axis=0)
+        exposed_s = overlapped_s(beside, sync_s) - beside + overlapped_s(0.5 * beside, gather_s) - 0.5 * beside
+    exchange_s = m * worst - compute_s + exposed_s + waits_s
     busy_j = m * stage.energy_j.mean(axis=0) + optimiser.energy_j
     spent_s = m * stage.compute_s.mean(axis=0) + optimiser.latency_s
     latency_s = compute_s + exchange_s + bubble_s + optimiser.latency_s
@@ -399,33 +417,6 @@ def _expert_swap_s(
         met_gpus, met_nodes = section.chosen / nodes, section.chosen
     near_s = links.exchange_s("all_to_all", byte * met_gpus, inside)
     return max(near_s, links.exchange_s("all_to_all", byte * met_nodes, nodes, inside))
-
-
-def _gradient_exchange_s(
-    work: MicrobatchWork,
-    stage: StageCosts,
-    recipe: TrainingRecipe,
-    strategy: TrainingStrategy,
-    links: ClusterLinks,
-) -> Array:
-    """Return the exposed seconds of the exchange of gradients and weights once a step."""
-    if strategy.dp * strategy.cp == 1 or strategy.sharding is Sharding.ZERO3:
-        return np.zeros(())
-    held = [[(s, _layers_here(work, s, number, strategy)) for s in work.sections] for number in range(strategy.pp)]
-    weights = max(sum((s.trained - s.expert_trained) * layers for s, layers in stage) for stage in held)
-    experts = max(sum(s.expert_trained * layers for s, layers in stage) for stage in held)
-
-    def exchange_s(collective: str, byte: int) -> float:
-        return _replica_exchange_s(collective, weights * byte, experts * byte, strategy, links)
-
-    if strategy.sharding is Sharding.NONE:
-        sync_s, gather_s = exchange_s("all_reduce", recipe.gradient_byte), 0.0
-    else:  # ZeRO-2 has scattered its gradients micro-batch by micro-batch
-        scatters = strategy.sharding is Sharding.ZERO1
-        sync_s = exchange_s("reduce_scatter", recipe.gradient_byte) if scatters else 0.0
-        gather_s = exchange_s("all_gather", recipe.dtype.byte)
-    beside = stage.backward_s.max(axis=0)
-    return np.asarray(overlapped_s(beside, sync_s) - beside + overlapped_s(0.5 * beside, gather_s) - 0.5 * beside)
 
 
 def optimiser_graph(work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy) -> Graph:
