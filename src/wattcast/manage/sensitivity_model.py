@@ -191,27 +191,25 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
     }
     counters = with_intensity({n: column for n, column in number.items() if n not in {*knobs, "time_s", "power_w"}})
     groups = {phase: np.array([each == phase for each in phases]) for phase in dict.fromkeys(phases)}
+
+    def average(knob: str, kernel: str, rows: npt.NDArray[np.bool_]) -> float:
+        """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
+        for other in knobs:
+            if other != knob:
+                rows = rows & (number[other] == number[other][rows].max())
+        values, time_s = number[knob][rows], number["time_s"][rows]
+        if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
+            wanted = f"two or more levels of {knob} with the other knobs at their highest"
+            raise bad_value(kernel, wanted, len(values))
+        top = int(values.argmax())
+        rest = np.arange(len(values)) != top
+        return float(measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean())
+
     by_knob = {
-        knob: np.array([_knob_sensitivity(number, rows, knob, knobs, kernel) for (kernel, _), rows in groups.items()])
-        for knob in knobs
+        knob: np.array([average(knob, kernel, rows) for (kernel, _), rows in groups.items()]) for knob in knobs
     }
     means = {name: np.array([column[rows].mean() for rows in groups.values()]) for name, column in counters.items()}
     return SensitivityTable(tuple(kernel for kernel, _ in groups), means, combine_knobs(by_knob))
-
-
-def _knob_sensitivity(
-    number: Mapping[str, Array], rows: npt.NDArray[np.bool_], knob: str, knobs: Sequence[str], kernel: str
-) -> float:
-    """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
-    for other in knobs:
-        if other != knob:
-            rows = rows & (number[other] == number[other][rows].max())
-    values, time_s = number[knob][rows], number["time_s"][rows]
-    if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
-        raise bad_value(kernel, f"two or more levels of {knob} with the other knobs at their highest", len(values))
-    top = int(values.argmax())
-    rest = np.arange(len(values)) != top
-    return float(measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean())
 
 
 @dataclass(frozen=True)
