@@ -60,12 +60,12 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     steps, done = (options.tokens or 1) - 1, 0
     while done < steps:
         here = min(model_options.decode_group_size(steps), steps - done)
-        step = _trace_decode_step(model, options, done + here // 2)
+        step = trace_pass(model, options, done + here // 2)
         blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
         step.release()
         done += here
     if steps:
-        passes.append(_trace_decode_step(model, options, steps - 1))
+        passes.append(trace_pass(model, options, steps - 1))
     training, dtype = options.phase is WorkloadPhase.TRAIN, model_options.activation_dtype(options)
     if options.pp > 1:  # activations go forward to the next stage, gradients backward
         layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
@@ -93,9 +93,10 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     return Graph(name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count)
 
 
-def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: int | None = None) -> Program:
-    """Trace one pass of a model; in decode it is one new token behind ``seq`` cached ones."""
+def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None) -> Program:
+    """Trace one pass of a model, or one ``step`` of its generation; in decode a token comes behind ``seq`` others."""
     training = options.phase is WorkloadPhase.TRAIN
+    past, length = (0, options.seq or 1) if step is None else ((options.seq or 0) + step, 1)
     if options.phase is WorkloadPhase.DECODE:
         past, length = options.seq or 0, 1
     source = (options.seq or 1) if model.template.source else 0
@@ -105,7 +106,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
     served = options.stack is SoftwareStack.ENGINE and model.template.engine
     run = PassSettings(
         batch=options.batch,
-        length=-(-(length or options.seq or 1) // options.cp),
+        length=-(-length // options.cp),
         past=past,
         source=source,
         cached=not training and model.kind is ModelKind.LANGUAGE and options.phase is not WorkloadPhase.FORWARD,
@@ -125,10 +126,6 @@ def trace_pass(model: ModelSpec, options: ModelOptions, past: int = 0, length: i
     if options.stack is not SoftwareStack.EAGER and not served:
         program.fuse()
     return program
-
-
-def _trace_decode_step(model: ModelSpec, options: ModelOptions, number: int) -> Program:
-    return trace_pass(model, options, past=(options.seq or 0) + number, length=1)
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +149,7 @@ def compute_footprint(
     options, _ = resolve_options(model, options)
     passes, steps = [trace_pass(model, options)], (options.tokens or 1) - 1
     if steps:
-        passes.append(_trace_decode_step(model, options, steps - 1))
+        passes.append(trace_pass(model, options, steps - 1))
     return sum_footprint(options, passes)
 
 

@@ -331,37 +331,29 @@ def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, i
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
     """Check that GPUs share heads, widths and experts evenly, and that each stage has a layer."""
     dims: Any = model.dims
-    if options.tp > 1:
-        if model.kind is ModelKind.VISION:
-            raise bad_value(f"{model.name}: tp", "1 for a vision model", options.tp)
-        for name in ("heads", "intermediate", "expert_intermediate", "shared_intermediate"):
-            size = getattr(dims, name, 0)
-            if size % options.tp:
-                raise bad_value(f"{model.name}: tp", f"a divisor of {name}={size}", options.tp)
-        kv_heads = getattr(dims, "kv_heads", options.tp)
-        if kv_heads % options.tp and options.tp % kv_heads:
-            raise bad_value(f"{model.name}: tp", f"a divisor or multiple of kv_heads={kv_heads}", options.tp)
-    ep, tp, dp, experts = options.ep, options.tp, options.dp, getattr(dims, "experts", 0)
-    if ep > 1:  # GPUs share experts evenly, within a replica or over whole replicas
-        if not experts:
-            raise bad_value(f"{model.name}: ep", "1 for a model without experts", ep)
-        if options.phase is WorkloadPhase.TRAIN:
-            raise bad_value(f"{model.name}: ep", "1 in training", ep, "Use --tp.")
-        if experts % ep:
-            raise bad_value(f"{model.name}: ep", f"a divisor of its {experts} experts", ep)
-        if (tp % ep and ep % tp) or tp * dp % ep:
-            wanted = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
-            raise bad_value(f"{model.name}: ep", wanted, ep, "Set --tp or --dp to the GPUs that share the experts.")
-    if options.cp > 1:
-        served = options.stack is SoftwareStack.ENGINE and model.kind is ModelKind.LANGUAGE
-        if not served or not hasattr(dims, "kv_heads") or options.phase is WorkloadPhase.TRAIN:
-            wanted = "1 but for language models with keys and values of heads, served by an engine (--stack engine)"
-            raise bad_value(f"{model.name}: cp", wanted, options.cp)
-        if (options.seq or 1) < options.cp:
-            raise bad_value(f"{model.name}: cp", f"at most as many GPUs as tokens (seq {options.seq})", options.cp)
+    tp, pp, dp, ep, cp = options.tp, options.pp, options.dp, options.ep, options.cp
+    kv_heads, experts = getattr(dims, "kv_heads", tp), getattr(dims, "experts", 0)
     layers = getattr(dims, "layers", getattr(dims, "decoder_layers", 1))
-    if options.pp > layers:
-        raise bad_value(f"{model.name}: pp", f"at most as many stages as layers ({layers})", options.pp)
+    training, served = options.phase is WorkloadPhase.TRAIN, options.stack is SoftwareStack.ENGINE
+    by_engine = served and model.kind is ModelKind.LANGUAGE and hasattr(dims, "kv_heads") and not training
+    shared = ("heads", "intermediate", "expert_intermediate", "shared_intermediate")
+    widths = {of: getattr(dims, of, 0) for of in shared if model.kind is not ModelKind.VISION}
+    whole = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
+    alone = "1 but for language models with keys and values of heads, served by an engine (--stack engine)"
+    for name, is_wrong, wanted, do in (
+        ("tp", tp > 1 and model.kind is ModelKind.VISION, "1 for a vision model", ""),
+        *(("tp", size % tp, f"a divisor of {of}={size}", "") for of, size in widths.items()),
+        ("tp", kv_heads % tp and tp % kv_heads, f"a divisor or multiple of kv_heads={kv_heads}", ""),
+        ("ep", ep > 1 and not experts, "1 for a model without experts", ""),
+        ("ep", ep > 1 and training, "1 in training", "Use --tp."),
+        ("ep", experts % ep, f"a divisor of its {experts} experts", ""),
+        ("ep", (tp % ep and ep % tp) or tp * dp % ep, whole, "Set --tp or --dp to the GPUs that share the experts."),
+        ("cp", cp > 1 and not by_engine, alone, ""),
+        ("cp", cp > 1 and (options.seq or 1) < cp, f"at most as many GPUs as tokens (seq {options.seq})", ""),
+        ("pp", pp > layers, f"at most as many stages as layers ({layers})", ""),
+    ):
+        if is_wrong:
+            raise bad_value(f"{model.name}: {name}", wanted, getattr(options, name), do)
 
 
 def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:

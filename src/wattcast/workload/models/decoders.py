@@ -222,8 +222,14 @@ def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -
 def _normalise_rows(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
     if dims.norm in ("rms", "gemma"):
         return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
-    if dims.norm == "cohere" and not run.engine:
-        return layers.wide_layer_norm(run, x)
+    if dims.norm == "cohere" and not run.engine:  # without bias, operator by operator in fp32, by Hugging Face
+        weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
+        with x.tape.scope("norm"):
+            wide = x.to(Dtype.FP32)
+            mean = functional.reduce_last("mean", wide)
+            centred = wide + -mean
+            variance = functional.reduce_last("mean", functional.power(wide + -mean, 2))
+            return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
     return layers.layer_norm(run, x, bias=dims.norm == "layer")
 
 

@@ -136,17 +136,6 @@ def layer_norm(run: PassSettings, x: Tensor, *, bias: bool = True) -> Tensor:
     return functional.layer_norm(x, weight, x.tape.parameter(x.shape[-1], dtype=run.dtype) if bias else None)
 
 
-def wide_layer_norm(run: PassSettings, x: Tensor) -> Tensor:
-    """Apply a layer norm without bias operator by operator in fp32, as Hugging Face runs Cohere's."""
-    weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
-    with x.tape.scope("norm"):
-        wide = x.to(Dtype.FP32)
-        mean = functional.reduce_last("mean", wide)
-        centred = wide + -mean
-        variance = functional.reduce_last("mean", functional.power(wide + -mean, 2))
-        return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
-
-
 def rms_norm(
     run: PassSettings, x: Tensor, *, gemma: bool = False, scales_input: bool = False, fused: bool = False
 ) -> Tensor:
