@@ -145,7 +145,6 @@ class LivePlant:
     say: Callable[[str], None] = lambda text: None
     units: SmCountFile | None = None
     controlled: bool = True
-    changes: int = 0
     reading: Any = None  # the last one
     totals: dict[Settings, Array] = field(default_factory=dict)  # seconds, units of work, joules and core cycles
     _now: Settings | None = None
@@ -221,7 +220,6 @@ class LivePlant:
                 return False
             self._worked |= {role for role, value in values.items() if value is not None}
             self._now = settings
-            self.changes += 1
             self.say("the card as before" if settings == self.default else f"{self.lattice.describe(settings)}: set")
             return True
         return False

@@ -36,16 +36,6 @@ class StateDims:
     conv_bias: bool = True
     bias: bool = False  # of the products
 
-    @property
-    def inner(self) -> int:
-        """Width of the values."""
-        return self.heads * self.value_dim
-
-    @property
-    def keys(self) -> int:
-        """Width of the keys, which is that of the queries."""
-        return self.key_heads * self.key_dim
-
 
 # Positions and masks, which Hugging Face builds once a pass.
 

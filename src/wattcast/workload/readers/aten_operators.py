@@ -6,7 +6,7 @@ follows the rule of the name without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -70,11 +70,12 @@ class AtenCall:
         return Dtype.FP32 if self.tf32 and self.out.dtype is Dtype.FP32 else None
 
 
-def find_tensors(values: Any) -> list[Tensor]:
-    """Return all tensors in nested lists, in order."""
-    if isinstance(values, (list, tuple)):
-        return [tensor for value in values for tensor in find_tensors(value)]
-    return [values] if isinstance(values, Tensor) else []
+def find_tensors(values: Any, kind: type[Any] = Tensor) -> list[Any]:
+    """Return all tensors, ours or those of another ``kind``, in nested lists and mappings, in order."""
+    if isinstance(values, kind):
+        return [values]
+    inside = values.values() if isinstance(values, Mapping) else values if isinstance(values, (list, tuple)) else ()
+    return [tensor for value in inside for tensor in find_tensors(value, kind)]
 
 
 @cache

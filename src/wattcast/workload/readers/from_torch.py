@@ -56,7 +56,7 @@ def capture(
     given = _make_inputs(torch, module, inputs)
     args, kwargs = import_module("torch.utils._pytree").tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
     run, weights = _without_data(torch, module)
-    fixed_byte = recorder.memory.fix([*weights, *_list_tensors(torch, (args, kwargs))])
+    fixed_byte = recorder.memory.fix([*weights, *find_tensors((args, kwargs), torch.Tensor)])
     kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)  # what backward needs stays alive
     with torch.device("meta"), recorder, _gpu_kernels(torch, recorder), kept:
         try:
@@ -145,14 +145,6 @@ class _LiveMemory:
         self.byte -= 0 if self.tensors[key] else size
 
 
-def _list_tensors(torch: Any, values: Any) -> list[Any]:
-    """Return all of PyTorch's tensors in nested lists and mappings."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    inside = values.values() if isinstance(values, Mapping) else values if isinstance(values, (list, tuple)) else ()
-    return [tensor for value in inside for tensor in _list_tensors(torch, value)]
-
-
 def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
     dispatch: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
 
@@ -190,7 +182,7 @@ def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
                 return True
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
-            for tensor in _list_tensors(torch, (out,)):
+            for tensor in find_tensors(out, torch.Tensor):
                 self.memory.hold(tensor)
             returned = [result.alias_info for result in func._schema.returns]
             views = bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
