@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, replace
@@ -472,46 +472,32 @@ def _engine_latent_attention(
     latent = layers.rms_norm(run, latent)
     layers.rotate_in_place(run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim)
     layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
-    attend = _attend_absorbed if run.length == 1 else _attend_expanded
-    return functional.leave_parallel(layers.project(run, attend(dims, run, q, latent, heads), dims.hidden), run.tp)
-
-
-def _attend_absorbed(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
-    tape, tokens = q.tape, run.batch * run.length
-    weight = tape.parameter(heads * (dims.plain_dim + dims.value_dim), dims.kv_rank, dtype=run.dtype)
-    lead = run.batch, run.length, heads
-    up = Bmm(heads, tokens, dims.kv_rank, dims.plain_dim, dtype=q.dtype)
-    wide = tape.launch(up, (q, weight), (*lead, dims.cached_dim))
+    tape, sizes = q.tape, (run.batch, heads, run.length, run.context)
+    width, shape = heads * (dims.plain_dim + dims.value_dim), (run.batch, run.length, heads * dims.value_dim)
     op: Operator
-    if run.served:
-        fp8 = run.cache_dtype is Dtype.FP8
-        op = LatentAttention(
-            run.batch, heads, run.length, run.context, dims.kv_rank, dims.rotary_dim, "flashmla" if fp8 else "fa3",
-            run.cache_dtype, 64 if fp8 else 16, dtype=q.dtype,
-        )  # fmt: skip
+    if run.length == 1:
+        weight = tape.parameter(width, dims.kv_rank, dtype=run.dtype)
+        up = Bmm(heads, run.batch, dims.kv_rank, dims.plain_dim, dtype=q.dtype)
+        wide = tape.launch(up, (q, weight), (run.batch, 1, heads, dims.cached_dim))
+        if run.served:
+            how = ("flashmla", run.cache_dtype, 64) if run.cache_dtype is Dtype.FP8 else ("fa3", run.cache_dtype, 16)
+            op = LatentAttention(*sizes, dims.kv_rank, dims.rotary_dim, *how, dtype=q.dtype)
+        else:
+            op = Attention(
+                run.batch, heads, 1, 1, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
+            )
+        mixed = tape.launch(op, (wide, latent), (run.batch, 1, heads, dims.kv_rank))
+        down = Bmm(heads, run.batch, dims.value_dim, dims.kv_rank, dtype=q.dtype)
+        out = tape.launch(down, (mixed, weight), shape)
     else:
-        op = Attention(
-            run.batch, heads, 1, run.length, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
-        )
-    mixed = tape.launch(op, (wide, latent), (*lead, dims.kv_rank))
-    down = Bmm(heads, tokens, dims.value_dim, dims.kv_rank, dtype=q.dtype)
-    return tape.launch(down, (mixed, weight), (run.batch, run.length, heads * dims.value_dim))
-
-
-def _attend_expanded(dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int) -> Tensor:
-    tape = q.tape
-    whole = tape.empty((run.batch, run.context, dims.kv_rank), q.dtype) if run.past else latent
-    wide = layers.project(run, whole, heads * (dims.plain_dim + dims.value_dim))
-    n = run.batch * run.context * heads * dims.dim
-    k = tape.launch(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (n,))
-    op: Operator
-    if run.served and (dims.dim, dims.value_dim) == (192, 128):
-        op = LatentAttention(
-            run.batch, heads, run.length, run.context, dims.kv_rank, dims.rotary_dim, phase="prefill", dtype=q.dtype
-        )
-    else:
-        op = Attention(
-            run.batch, heads, heads, run.length, run.context, dims.dim, causal=True, v_head_dim=dims.value_dim,
-            dtype=q.dtype,
-        )  # fmt: skip
-    return tape.launch(op, (q, k, wide), (run.batch, run.length, heads * dims.value_dim))
+        whole = tape.empty((run.batch, run.context, dims.kv_rank), q.dtype) if run.past else latent
+        wide = layers.project(run, whole, width)
+        n = run.batch * run.context * heads * dims.dim
+        k = tape.launch(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (n,))
+        if run.served and (dims.dim, dims.value_dim) == (192, 128):
+            op = LatentAttention(*sizes, dims.kv_rank, dims.rotary_dim, phase="prefill", dtype=q.dtype)
+        else:
+            own: dict[str, Any] = {"causal": True, "v_head_dim": dims.value_dim, "dtype": q.dtype}
+            op = Attention(run.batch, heads, *sizes[1:], dims.dim, **own)
+        out = tape.launch(op, (q, k, wide), shape)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
