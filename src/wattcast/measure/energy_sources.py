@@ -53,7 +53,7 @@ class ReadError(Exception):
 class EnergySource(Protocol):
     """A device whose energy, power and clocks can be read."""
 
-    energy_range_j: float | None  # where its energy counter wraps, if it does
+    energy_range_j: float | None = None  # where its energy counter wraps, if it does
 
     def open(self) -> DeviceIdentity:
         """Connect; raises ``MissingTool`` when there is nothing to read."""
@@ -62,10 +62,12 @@ class EnergySource(Protocol):
         """Return the energy counter, or NaN when there is none."""
 
     def sm_clock_hz(self) -> float:
-        """Return the core clock as the driver reports it."""
+        """Return the core clock as the driver reports it, or NaN when it does not."""
+        return math.nan
 
     def slow(self) -> SlowReadings:
-        """Return everything else."""
+        """Return everything else that the device tells."""
+        return SlowReadings()
 
     def close(self) -> None:
         """Disconnect."""
@@ -99,7 +101,7 @@ GPU, MEMORY = 0, 2  # NVML_POWER_SCOPE_*
 POWER_FIELDS = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
 
 
-class NvmlSource:
+class NvmlSource(EnergySource):
     """One GPU, by NVML index."""
 
     energy_range_j: float | None = 2.0**32 / 1e3  # the counter is 64 bits of mJ; some firmware keeps 32
@@ -185,10 +187,8 @@ def decode_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-class AmdSource:
+class AmdSource(EnergySource):
     """One GPU, by its place in amdsmi's list."""
-
-    energy_range_j: float | None = None
 
     def __init__(self, index: int = 0) -> None:
         self._index = index
@@ -269,10 +269,8 @@ def _watts(value: object) -> float:
 ROOT = Path("/sys/class/powercap")
 
 
-class RaplSource:
+class RaplSource(EnergySource):
     """All packages together. Each package's counter wraps on its own and is unwrapped here."""
-
-    energy_range_j: float | None = None
 
     def __init__(self, index: int = 0, root: Path = ROOT) -> None:
         self._index, self._root = index, root
@@ -313,12 +311,6 @@ class RaplSource:
                 self._offset_j += range_j
             self._last_j[place] = now_j
         return sum(self._last_j) + self._offset_j
-
-    def sm_clock_hz(self) -> float:
-        return math.nan
-
-    def slow(self) -> SlowReadings:
-        return SlowReadings()
 
     def close(self) -> None:
         self._packages = []
