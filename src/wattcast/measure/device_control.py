@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import Empty, Queue
 from typing import Any, TypeVar
 
-from wattcast.core.errors import MissingTool, Refused
+from wattcast.core.errors import MissingTool, Refused, import_extra
 from wattcast.core.records import dataclass
 from wattcast.measure.energy_sources import decode_text
 
@@ -73,10 +73,7 @@ class NvmlCard:
 
     def open(self) -> None:
         """Connect to the driver; raises ``MissingTool`` when there is nothing to connect to."""
-        try:
-            import pynvml
-        except ImportError:
-            raise MissingTool("nvidia-ml-py is not installed. Install it: pip install 'wattcast[measure]'.") from None
+        pynvml = import_extra("pynvml", "nvidia-ml-py is not installed", "measure")
         self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)

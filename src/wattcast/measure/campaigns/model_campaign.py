@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import BadInput, MissingTool, bad_value, check_names
+from wattcast.core.errors import BadInput, bad_value, check_names, import_extra
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.whole_files import hold_folder
@@ -119,6 +119,7 @@ def find_dims(model: str) -> ModelDims:
     return ModelDims(model, rows[model]["architecture"], tied=rows[model]["tied"] == "yes", **numbers)
 
 
+_TRANSFORMERS = "measuring whole models needs transformers 5", "torch"  # why, and the extra that brings it
 _IMAGE = 224
 _RESNET_DEPTHS = [3, 4, 6, 3]
 LEARNING_RATE = 1e-6  # weights hardly move over a row, so that every iteration sees the same kind of data
@@ -136,7 +137,7 @@ class BuiltModel:
 
 def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None) -> BuiltModel:
     """Build the module of a row with random weights, by ``model_classes.jsonl``; ``dims`` makes it smaller."""
-    dims, transformers = dims or find_dims(spec.model), _import_transformers()
+    dims, transformers = dims or find_dims(spec.model), import_extra("transformers", *_TRANSFORMERS)
     lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
     known = next(line for line in lines if line["architecture"] == dims.architecture)
     sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get("fixed", {})
@@ -181,7 +182,8 @@ def make_iteration(
         return train
     full: list[tuple[Any, Any]] = []
     if spec.phase == "decode":
-        given["past_key_values"] = cache = _import_transformers().DynamicCache(config=module.config)
+        made = import_extra("transformers", *_TRANSFORMERS).DynamicCache(config=module.config)
+        given["past_key_values"] = cache = made
         shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
         for layer in range(dims.layers):
             cache.update(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)), layer)
@@ -210,16 +212,6 @@ def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -
     if dims.architecture == "bert":
         return given
     return given | ({"use_cache": False} if spec.phase == "train" else {"use_cache": True, "logits_to_keep": 1})
-
-
-def _import_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingTool(
-            "measuring whole models needs transformers 5. Install it: pip install 'wattcast[torch]'."
-        ) from None
-    return transformers
 
 
 WARM_UP = 3
