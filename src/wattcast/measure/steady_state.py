@@ -236,26 +236,13 @@ def format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def make_run_info(run: str, identity: DeviceIdentity, *, sm_count: int, l2_byte: int, **libraries: str) -> RunInfo:
-    """Describe the card as the sampler knows it, with the versions of cuda, torch, cublas and cudnn as given."""
+def make_run_info(run: str, identity: DeviceIdentity, **given: Any) -> RunInfo:
+    """Describe the card as the sampler knows it, with its sizes and the versions of its libraries as given."""
     from wattcast import __version__
 
-    return RunInfo(
-        run,
-        format_now(),
-        card_name=identity.name,
-        card_uuid=identity.uuid,
-        card_serial=identity.serial,
-        card_board=identity.board,
-        driver=identity.driver,
-        nvml=identity.library,
-        wattcast=__version__,
-        power_limit_w=identity.power_limit_w,
-        sm_count=sm_count,
-        l2_byte=l2_byte,
-        top_clock_hz=identity.top_clock_hz,
-        **libraries,
-    )
+    given |= {f"card_{name}": getattr(identity, name) for name in ("name", "uuid", "serial", "board")}
+    given |= {name: getattr(identity, name) for name in ("driver", "power_limit_w", "top_clock_hz")}
+    return RunInfo(run, format_now(), nvml=identity.library, wattcast=__version__, **given)
 
 
 def make_torch_run_info(run: str, identity: DeviceIdentity, torch: Any) -> RunInfo:
