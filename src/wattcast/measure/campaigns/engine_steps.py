@@ -253,9 +253,9 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
         _fill_batch(bench, point, names)
         recorder.skip_prompts = False
         mark, started_s = bench.sampler.head, clock()
-        _run_until(recorder, feeder, started_s + RUN_S)
+        feeder.run_until(started_s + RUN_S)
         if "sw_power_cap" in bench.sampler.since(mark).throttle:
-            _run_until(recorder, feeder, started_s + CAPPED_RUN_S)
+            feeder.run_until(started_s + CAPPED_RUN_S)
         ended_s = clock()
         bench.synchronize()
         bench.sampler.check()
@@ -346,6 +346,7 @@ class _Feeder:
         return self._spent_s / len(self.names) if self.names else 0.0
 
     def feed(self) -> None:
+        """Add prompts where none waits."""
         if not self._point.prompts or self._backlog > 0:
             return
         began_s = self._bench.recorder.clock()
@@ -355,17 +356,15 @@ class _Feeder:
             self._backlog += len(ids)
         self._spent_s += self._bench.recorder.clock() - began_s
 
-    def note_step(self, tokens: int) -> None:
-        self._backlog -= max(tokens - self._point.batch, 0)
-
-
-def _run_until(recorder: StepRecorder, feeder: _Feeder, until_s: float) -> None:
-    while recorder.clock() < until_s:
-        feeder.feed()
-        number = len(recorder.records)
-        recorder.step()
-        if len(recorder.records) > number:
-            feeder.note_step(recorder.records[-1].tokens)
+    def run_until(self, until_s: float) -> None:
+        """Step the engine, fed before each step."""
+        recorder = self._bench.recorder
+        while recorder.clock() < until_s:
+            self.feed()
+            number = len(recorder.records)
+            recorder.step()
+            if len(recorder.records) > number:
+                self._backlog -= max(recorder.records[-1].tokens - self._point.batch, 0)
 
 
 def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
