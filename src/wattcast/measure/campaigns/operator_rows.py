@@ -140,21 +140,10 @@ def make_blank_row(
     bench: OperatorBench, kind: RowKind, spec: OperatorSpec, repeat: int = 0, duty: float | None = None
 ) -> KernelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
-    data = bench.gpu.operands.pattern
-    return KernelRow(
-        make_row_id(kind, spec, data, duty, repeat),
-        kind,
-        spec.family,
-        spec.operator,
-        layout=spec.layout,
-        detail=spec.detail | {"spec": spec.id},
-        rotated=spec.rotated,
-        data=data,
-        chosen=spec.chosen,
-        repeat=repeat,
-        run=bench.run,
-        date=steady_state.format_now(),
-    )
+    data, date = bench.gpu.operands.pattern, steady_state.format_now()
+    planned = vars(spec) | {"detail": spec.detail | {"spec": spec.id}}
+    row_id = make_row_id(kind, spec, data, duty, repeat)
+    return KernelRow(row_id, kind, **planned, data=data, repeat=repeat, run=bench.run, date=date)
 
 
 def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
