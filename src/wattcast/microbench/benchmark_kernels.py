@@ -235,6 +235,12 @@ class ReadyKernel:
         values = (held.stamps, held.sink, held.a, self.b or held.b, size or self.size, wanted, iterations)
         held.device.launch(self.kernel, self.blocks, benchmark.threads, values)
 
+    def read_cycles(self) -> LaunchCycles:
+        """Read the time stamps of the last launch."""
+        stamped = -(-self.blocks // self.benchmark.stamped)
+        words = self.buffers.device.download(self.buffers.stamps, stamped * STAMP_WORDS, np.uint64)
+        return read_stamps(words.astype(np.uint64))
+
     def discard(self) -> None:
         """Forget the kernel and give back its own memory."""
         self.buffers.device.synchronize(5.0)
@@ -316,40 +322,22 @@ def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, ite
     checked = run_self_check(ready) if row.repeat == 0 else ""
     iterations = iterations or calibrate_iterations(ready)
     row = add_counts(row, benchmark, ready.blocks, iterations)
-    if benchmark.timed:
-        return time_latency(bench, ready, row, iterations)
-    row = sustain_load(bench, row, partial(ready.launch, iterations))
-    stamped = -(-ready.blocks // benchmark.stamped)
-    words = bench.device.download(ready.buffers.stamps, stamped * STAMP_WORDS, np.uint64)
-    cycles = read_stamps(words.astype(np.uint64))
-    per_block = benchmark.count(1, iterations) * benchmark.stamped
+    if benchmark.timed:  # cycles from one operation to the next that waits for it: the fewest of a few launches
+        found = []
+        for seed in range(1, LATENCY_LAUNCHES + 1):
+            ready.launch(iterations, seed)
+            found.append(ready.read_cycles())
+        cycles = min(found, key=lambda cycles: cycles.per_sm)
+        row = replace(row, latency_cycles=cycles.per_sm / (benchmark.operations * iterations))
+    else:
+        row = sustain_load(bench, row, partial(ready.launch, iterations))
+        cycles = ready.read_cycles()
+        per_block = benchmark.count(1, iterations) * benchmark.stamped
+        row = replace(row, checked=checked, operations_per_cycle_sm=per_block * cycles.blocks_per_sm / cycles.per_sm)
     # under the cap the clock wanders from launch to launch: cycles, which do not, over the mean time
     capped = "sw_power_cap" in row.throttle
-    return replace(
-        row,
-        checked=checked,
-        cycles=cycles.per_sm,
-        active_sms=cycles.active_sms,
-        effective_clock_hz=cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz,
-        operations_per_cycle_sm=per_block * cycles.blocks_per_sm / cycles.per_sm,
-    )
-
-
-def time_latency(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int) -> MicroRow:
-    """Return the cycles from one operation to the next that waits for it: the fewest of a few launches."""
-    found = []
-    for seed in range(1, LATENCY_LAUNCHES + 1):
-        ready.launch(iterations, seed)
-        words = bench.device.download(ready.buffers.stamps, ready.blocks * STAMP_WORDS, np.uint64)
-        found.append(read_stamps(words.astype(np.uint64)))
-    best = min(found, key=lambda cycles: cycles.per_sm)
-    return replace(
-        row,
-        cycles=best.per_sm,
-        active_sms=best.active_sms,
-        effective_clock_hz=best.clock_hz,
-        latency_cycles=best.per_sm / (ready.benchmark.operations * iterations),
-    )
+    clock_hz = cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz
+    return replace(row, cycles=cycles.per_sm, active_sms=cycles.active_sms, effective_clock_hz=clock_hz)
 
 
 def add_counts(row: MicroRow, benchmark: Benchmark, blocks: int, iterations: int) -> MicroRow:
