@@ -145,7 +145,13 @@ def supervise_child(
             else:
                 break
         progress.unlink(missing_ok=True)
-        return counts + count_rows(rows)
+        latest: dict[str, Plain] = {}
+        for row in read_lines(rows, missing_ok=True):
+            if row.get("id") not in latest or not row.get("error"):
+                latest[str(row.get("id"))] = row
+        counts.update("failed" if row.get("error") else "measured" for row in latest.values())
+        counts["flagged"] = sum(bool(row.get("flags")) for row in latest.values())
+        return +counts  # without zeros
 
 
 def _await_child(command: list[str], progress: Path, stall_s: float, left_s: float) -> int | None:
@@ -173,33 +179,6 @@ def _read_text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def count_rows(path: Path) -> Counter[str]:
-    """Count the rows on file: measured, failed, flagged."""
-    latest: dict[str, Plain] = {}
-    for row in read_lines(path, missing_ok=True):
-        if row.get("id") not in latest or not row.get("error"):
-            latest[str(row.get("id"))] = row
-    counts = Counter("failed" if row.get("error") else "measured" for row in latest.values())
-    counts["flagged"] = sum(bool(row.get("flags")) for row in latest.values())
-    return counts
-
-
-def list_failures(path: Path) -> dict[str, str]:
-    """List rows that failed and were not measured later, with their errors."""
-    latest = {str(row.get("id")): str(row.get("error", "")) for row in read_lines(path, missing_ok=True)}
-    return {name: error for name, error in latest.items() if error}
-
-
-def adopt_rows(source: Path, out: Path) -> None:
-    """Copy rows measured before into ``out``, except files that are there already."""
-    if not source.is_dir():
-        raise WattcastError(f"{source} is no folder; --from names one with rows measured before.")
-    out.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.glob("*.jsonl")):
-        if not (out / path.name).exists():
-            write_whole(out / path.name, path.read_bytes())
 
 
 def worker_count() -> int:

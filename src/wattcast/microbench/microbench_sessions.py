@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import Journal
+from wattcast.core.errors import BadInput, WattcastError, bad_value
+from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.core.units import parse
+from wattcast.core.whole_files import write_whole
 from wattcast.measure.cuda_device import CudaDevice, DeviceFault
 from wattcast.measure.measure_verbs import Budget, Option, Target, VerbResult
 from wattcast.measure.sampler import Sampler
@@ -102,14 +103,17 @@ def multimedia(
 
 
 def _open_folder(out: Path | None, repeats: int, before: Path | None) -> Path:
-    """Make the folder for rows, with those of ``before`` in it."""
+    """Make the folder for rows, with files of ``before`` that it does not have."""
     if out is None:
         raise BadInput("--out: expected a folder for the rows, got none.")
     if repeats < 1:
         raise bad_value("--repeats", "one round or more", repeats)
-    if before is not None:
-        microbench_campaign.adopt_rows(before, out)
+    if before is not None and not before.is_dir():
+        raise WattcastError(f"{before} is no folder; --from names one with rows measured before.")
     out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(before.glob("*.jsonl")) if before is not None else ():
+        if not (out / path.name).exists():
+            write_whole(out / path.name, path.read_bytes())
     return out
 
 
@@ -117,8 +121,10 @@ def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> Ver
     """Measure in a child; failures go to stderr by name, and are no failure of the whole unless nothing is left."""
     command = [sys.executable, "-m", "wattcast.measure", verb, "--child", "--out", str(out), *options]
     counts = microbench_campaign.supervise_child(out, verb, command, budget_s)
-    for name, error in microbench_campaign.list_failures(out / f"{verb}.jsonl").items():
-        say(f"failed: {name}: {error}")
+    rows = read_lines(out / f"{verb}.jsonl", missing_ok=True)
+    for name, error in {str(row.get("id")): str(row.get("error", "")) for row in rows}.items():
+        if error:  # of the last row of this id
+            say(f"failed: {name}: {error}")
     return VerbResult(dict(sorted(counts.items())), exit_code=0 if counts["measured"] else 4)
 
 
