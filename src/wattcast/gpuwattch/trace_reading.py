@@ -53,10 +53,6 @@ class TraceBlock:
     def __len__(self) -> int:
         return int(self.value.shape[0])
 
-    def head(self, rows: int) -> TraceBlock:
-        """Return the first ``rows`` rows."""
-        return TraceBlock(self.first, self.value[:rows], _take_lines(self.text, rows))
-
 
 @dataclass(frozen=True)
 class TraceFile:
@@ -336,7 +332,7 @@ class MetricTrace:
             if bad.any():
                 row = int(np.argmax(bad))
                 if row:
-                    yield block.head(row)
+                    yield TraceBlock(block.first, block.value[:row], _take_lines(block.text, row))
                 good = block.first + row
                 raise TraceFault(
                     f"{self.file.path.name}: line {good + 2}: expected cycles, a clock and a voltage above zero, "

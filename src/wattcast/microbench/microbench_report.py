@@ -16,7 +16,7 @@ from wattcast.measure.database_files import make_pipe_table
 from wattcast.microbench import microbench_results
 from wattcast.microbench.microbench_results import MicroRow, find_curve, find_fault, find_levels, keep_first_rounds
 from wattcast.microbench.tuning import TuningReport
-from wattcast.report.figure_style import MODULE_COLOURS, FigureMaker, add_caption, new_figure
+from wattcast.report.figure_style import MODULE_COLOURS, FigureMaker, add_caption, new_axes, new_figure
 from wattcast.report.text_tables import new_table
 
 if TYPE_CHECKING:
@@ -159,8 +159,7 @@ def compare_results(results: Sequence[MicroRow], others: Sequence[MicroRow]) -> 
 
 def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> Figure:
     """Draw time and energy above idle of every benchmark on the second device over the first."""
-    figure = new_figure(8.0, 1.2 + 0.2 * len(rows))
-    axes = figure.subplots()
+    figure, axes = new_axes(8.0, 1.2 + 0.2 * len(rows))
     for key, label, colour in (("time_ratio", "time", "dram"), ("energy_ratio", "energy above idle", "tensor")):
         points = [(row[key], place) for place, row in enumerate(rows) if row.get(key)]
         if points:
@@ -315,8 +314,7 @@ def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figur
     """Draw operations per cycle and SM against the specification, where one is stated."""
     measured = [r for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm]
     known = [(r, spec) for r in measured if (spec := microbench_results.find_specified_rate(gpu, r))]
-    figure = new_figure(8.0, 0.9 + 0.24 * len(known))
-    axes = figure.subplots()
+    figure, axes = new_axes(8.0, 0.9 + 0.24 * len(known))
     share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in known]
     axes.barh(range(len(known)), share, color=MODULE_COLOURS["l2"])
     axes.axvline(1.0, color="black", linewidth=0.8)
@@ -364,8 +362,7 @@ def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw the energy of an arithmetic operation on the paper's devices and on this one."""
     names = list(dict.fromkeys(p.ours for p in microbench_results.read_mipp_values() if p.table in ("I", "II")))
     by_name = keep_first_rounds(results)
-    figure = new_figure(8.0, 4.2)
-    axes = figure.subplots()
+    figure, axes = new_axes(8.0, 4.2)
     for device, colour, shift in (("gtx-660", "dram", -0.25), ("tegra-k1", "shared", 0.0)):
         of = {p.ours: p.operation_j * 1e9 for p in microbench_results.read_mipp_values() if p.device == device}
         shifted = [i + shift for i in range(len(names))]

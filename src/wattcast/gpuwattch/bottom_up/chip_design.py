@@ -246,11 +246,6 @@ def known_assumptions() -> dict[str, Assumption]:
     return read_shipped_yaml(dict[str, Assumption], technology.BOTTOM_UP_PACKAGE, "data", "assumed.yaml")
 
 
-def assumed_value(name: str) -> Any:
-    """Return the value of one assumption, an int or a float."""
-    return known_assumptions()[name].value
-
-
 def design_from_gpu(
     gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
 ) -> ChipDesign:

@@ -88,11 +88,12 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
     counts = counter_energies(chip)
     lane = 1.0 / d.warp_size
     issue_j = lane * (counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"])  # an instruction's share of one thread
-    reads, word_byte = chip_design.assumed_value("fma_reads"), 4.0
+    assumed: dict[str, Any] = {name: each.value for name, each in chip_design.known_assumptions().items()}
+    reads, word_byte = assumed["fma_reads"], 4.0
     fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
     register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
-    sector, access_byte = chip_design.assumed_value("sector_byte"), d.words_of_access * 4.0
-    scaling_j = chip_design.assumed_value("sfu_multiplies") * fma_j  # brings an SFU's argument to base two
+    sector, access_byte = assumed["sector_byte"], d.words_of_access * 4.0
+    scaling_j = assumed["sfu_multiplies"] * fma_j  # brings an SFU's argument to base two
     found = {
         "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
         "cuda_fp64_flop": (2.0 * fma_j - issue_j) / _FLOP_PER_FMA,  # two lanes and two registers, one instruction
@@ -104,7 +105,7 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
     }
     if gpu.pipes.tensor_flop_per_cycle:
         flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
-        operand_j = chip_design.assumed_value("tensor_register_byte_per_flop") * register_j_per_byte
+        operand_j = assumed["tensor_register_byte_per_flop"] * register_j_per_byte
         found |= {name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()}
     read_j, write_j, _ = find_dram_energy(gpu.memory.kind)
     if read_j is not None and write_j is not None:
