@@ -11,9 +11,8 @@ import pytest
 
 from wattcast.microbench.benchmark_kernels import DeviceBuffers
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
-from wattcast.microbench.memory_units import advance_walk, declare_walk
 from wattcast.microbench.microbench_results import micro_row_id
-from wattcast.microbench.unit_source import Benchmark
+from wattcast.microbench.unit_source import Benchmark, write_piece
 
 SMS, L2_BYTE, DRAM_BYTE = 132, 62914560, 4 << 30  # of the H200 that measured
 CHUNK = re.compile(r"(\w+)_chunks = \(unsigned\)\(bytes / (\d+)ull\)")
@@ -55,7 +54,8 @@ def emulate(
     if compiler is None:
         pytest.skip("no C compiler")
     values = {"p": p, "chunk": chunk, "blocks": blocks, "bytes": size, "iterations": iterations}
-    values |= {"walk": declare_walk(p, "buffer", chunk, "0u"), "go": text or advance_walk(p, chunk)}
+    values["walk"] = write_piece("walk.declare", p, buffer="buffer", chunk=chunk, place="0u")
+    values["go"] = text or write_piece("walk.advance", p, chunk=chunk)
     (folder / "walk.c").write_text(PROGRAM % values)
     subprocess.run([compiler, "-O1", "-o", str(folder / "walk"), str(folder / "walk.c")], check=True)
     done = subprocess.run([str(folder / "walk")], capture_output=True, text=True, check=True)
@@ -86,7 +86,7 @@ def test_every_walk_stays_inside_its_buffer(tmp_path: Path) -> None:
 def test_the_kernels_contain_what_is_emulated(name: str) -> None:
     (benchmark,) = find_benchmarks([name])
     p, chunk, _, _ = shape(benchmark)
-    assert advance_walk(p, chunk) in benchmark.unit.advance
+    assert write_piece("walk.advance", p, chunk=chunk) in benchmark.unit.advance
     assert f"{p}_step = gridDim.x % {p}_chunks" in benchmark.source
     assert f"{p}_k = blockIdx.x % {p}_chunks" in benchmark.source
 

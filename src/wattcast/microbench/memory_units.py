@@ -29,16 +29,6 @@ READ_ONCE = "ld.global.nc.L1::no_allocate"
 SPINS = 1 << 12  # naps of a paced unit before it goes on anyway
 
 
-def declare_walk(p: str, buffer: str, chunk: int, place: str = "threadIdx.x * 16u") -> str:
-    """Write the declarations of a walk through ``buffer``."""
-    return write_piece("walk.declare", p, buffer=buffer, chunk=chunk, place=place)
-
-
-def advance_walk(p: str, chunk: int) -> str:
-    """Go on to the block's next chunk, by the grid's remainder: it may be larger than the buffer has chunks."""
-    return write_piece("walk.advance", p, chunk=chunk)
-
-
 def name_words(p: str, step: int, words: int) -> list[str]:
     """Name the registers that a step loads."""
     return [f"{p}{step}_{w}" for w in range(words)]
@@ -101,15 +91,16 @@ def stream_unit(
         row = threads // lanes * 128
         place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
     chunk = steps * row
-    walk, go_on = declare_walk(name, "a", chunk, place), advance_walk(name, chunk)
+    walk = write_piece("walk.declare", name, buffer="a", chunk=chunk, place=place)
+    go_on = write_piece("walk.advance", name, chunk=chunk)
     return load_unit(name, walk, read, row, steps, width, go_on, chunk=chunk)
 
 
 def store_unit(name: str, steps: int, width: int = 16, threads: int = 512) -> BenchUnit:
     """Store ``width`` bytes a thread along a walk."""
-    row = threads * width
-    walk = declare_walk(name, "b", steps * row, f"threadIdx.x * {width}u")
-    return write_unit(name, walk, "st.global", row, width, advance_walk(name, steps * row))
+    row, chunk = threads * width, steps * threads * width
+    walk = write_piece("walk.declare", name, buffer="b", chunk=chunk, place=f"threadIdx.x * {width}u")
+    return write_unit(name, walk, "st.global", row, width, write_piece("walk.advance", name, chunk=chunk))
 
 
 def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
@@ -199,7 +190,7 @@ def copy_unit(
 ) -> BenchUnit:
     """Load from one buffer and store to the same place of the other."""
     p, (kind, words), row = name, KINDS[width], threads * width
-    walk = declare_walk(p, "a", steps * row, f"threadIdx.x * {width}u")
+    walk = write_piece("walk.declare", p, buffer="a", chunk=steps * row, place=f"threadIdx.x * {width}u")
     values: Plain = {"walk": walk, "count": words, "kind": kind}
     values |= {"words": declare_words(p, steps, words), "read": read, "write": write}
     values |= {"loaded": vector(words), "stored": vector(words, 1)}
@@ -210,7 +201,7 @@ def copy_unit(
         return write_piece("copy.load" if i < steps else "copy.store", p, **values, **each)
 
     facts: Plain = {"operation": "load or store", "byte": float(width), "chunk": steps * row}
-    return fill_unit("copy", p, values, step=step, advance=advance_walk(p, steps * row), **facts)
+    return fill_unit("copy", p, values, step=step, advance=write_piece("walk.advance", p, chunk=steps * row), **facts)
 
 
 def block_copy_unit(name: str, steps: int, threads: int) -> BenchUnit:
@@ -243,7 +234,8 @@ def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     made; 11 of 16 sectors of a request were fetched (H200, ncu), and DRAM seemed to deliver 6.5 TB/s.
     """
     row, chunk = threads * 16, steps * threads * 16
-    walk, advance = declare_walk(name, "a", chunk), advance_walk(name, chunk)
+    walk = write_piece("walk.declare", name, buffer="a", chunk=chunk, place="threadIdx.x * 16u")
+    advance = write_piece("walk.advance", name, chunk=chunk)
     values: Plain = {"walk": walk, "advance": advance, "chunk": chunk, "both": 2 * steps, "row": row}
     facts: Plain = {"operation": "copy", "byte": 16.0, "chunk": chunk}
     return fill_unit("async_copy", name, values, lambda i: {"at": i * row}, **facts)

@@ -53,6 +53,7 @@ unsigned ${p}_k = blockIdx.x % ${p}_chunks;
 unsigned char *const ${p}_base = ${buffer} + ${place};
 unsigned char *${p}_at = ${p}_base + (u64)${p}_k * ${chunk}ull;
 //: walk.advance
+// on to the next chunk of the block, by the remainder of the grid, which may be larger than the buffer has chunks
 ${p}_k += ${p}_step; if (${p}_k >= ${p}_chunks) ${p}_k -= ${p}_chunks;
 ${p}_at = ${p}_base + (u64)${p}_k * ${chunk}ull;
 
