@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wattcast.core.errors import MissingTool, unknown_name
-from wattcast.core.records import dataclass, field
+from wattcast.core.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class DeviceIdentity:
     library: str = ""
     power_limit_w: float | None = None
     top_clock_hz: float | None = None
-    notes: tuple[str, ...] = field(default=())
 
 
 class ReadError(Exception):
@@ -297,9 +296,7 @@ class RaplSource(EnergySource):
             self._last_j.append(last_j)
         if not self._packages:
             raise MissingTool("there is no RAPL counter under /sys/class/powercap.")
-        return DeviceIdentity(
-            f"CPU, {len(self._packages)} package(s)", library="RAPL", notes=("package energy, no GPU",)
-        )
+        return DeviceIdentity(f"CPU, {len(self._packages)} package(s)", library="RAPL")
 
     def energy_j(self) -> float:
         for place, (path, range_j) in enumerate(self._packages):

@@ -83,8 +83,7 @@ class Sampler:
                     why = str(json.loads(said).get("missing", ""))
                 raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
             time.sleep(0.005)
-        plain = json.loads(self._process.stdout.readline())
-        self.identity = DeviceIdentity(**{**plain, "notes": tuple(plain["notes"])})
+        self.identity = DeviceIdentity(**json.loads(self._process.stdout.readline()))
 
     def stop(self) -> None:
         """End the polling process; kills it when it does not listen."""
