@@ -153,8 +153,8 @@ class NvmlCard:
     def _set(self, function: Any, what: str, *arguments: int) -> None:
         try:
             self._call(function, self._handle, *arguments)
-        except _Nvml as error:
-            if error.code == self._nvml.NVML_ERROR_NO_PERMISSION:
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
                 raise Refused(f"no permission to {what} on {self.name}. Run as root.") from None
             raise Refused(f"{self.name} will not {what}: {error}.") from None
 
@@ -162,7 +162,7 @@ class NvmlCard:
         """Return a reading that we can do without; None when the card does not have it."""
         try:
             return self._call(function, *arguments)
-        except _Nvml:
+        except self._nvml.NVMLError:
             return None
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -174,7 +174,7 @@ class NvmlCard:
                 raise MissingTool(f"the card {self.name or self.index} is lost ({error}).") from None
             if self._handle is None:
                 raise MissingTool(f"no NVIDIA card {self.index}: the driver says {error}.") from None
-            raise _Nvml(str(error), error.value) from None
+            raise
 
 
 def count_cards() -> int:
@@ -189,14 +189,6 @@ def count_cards() -> int:
         return int(caller.call(pynvml.nvmlDeviceGetCount))
     except pynvml.NVMLError:
         return 0
-
-
-class _Nvml(Exception):
-    """An error of the driver other than a lost card."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class _Caller:
