@@ -247,15 +247,8 @@ class ModelDevice(campaign_engine.TorchDevice):
 
     def warm(self, run: Callable[[], Any]) -> float:
         """Run a few iterations on the stream; seconds of the last, with whatever the host costs."""
-        begin = end = self.mark()
-        with self.torch.cuda.stream(self.stream):
-            self.stream.wait_stream(self.torch.cuda.default_stream())
-            for _ in range(WARM_UP):
-                begin = self.mark()
-                run()
-                end = self.mark()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        self.stream.wait_stream(self.torch.cuda.default_stream())
+        return float(campaign_engine.time_calls(self, run, WARM_UP, warm=0)[-1])
 
     def capture(self, run: Callable[[], Any]) -> CapturedIteration:
         """Capture one iteration as a CUDA graph and return what replays it.
