@@ -172,7 +172,8 @@ def engine(
     from wattcast.measure.campaigns import engine_campaign
 
     if listed:
-        lines = engine_campaign.list_models()
+        planned = engine_campaign.choose_models()
+        lines = [f"{m.name:26} {'held out' if m.held_out else 'fitted':9} {m.why}" for m in planned]
         return VerbResult(lines, "\n".join(lines))
     budget_s, traffic_s = parse(budget, "s", "--budget"), parse_seconds(traffic_seconds, "--traffic-seconds")
     request = engine_campaign.request_campaign(

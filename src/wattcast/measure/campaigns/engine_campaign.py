@@ -345,13 +345,6 @@ def request_campaign(
     return EngineRequest(out, seconds, tuple(chosen), wanted, done, traffic_seconds, shares, smoke)
 
 
-def list_models() -> list[str]:
-    """Describe each planned model in a line: its side of the split and why it was chosen."""
-    return [
-        f"{model.name:26} {'held out' if model.held_out else 'fitted':9} {model.why}" for model in choose_models()
-    ]
-
-
 def describe_row(row: dict[str, Any]) -> str:
     """Describe a row in a short line."""
     if row.get("error") or row.get("skipped"):
