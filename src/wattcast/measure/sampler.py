@@ -199,16 +199,12 @@ class PowerSensor:
 
 def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> PowerSensor:
     """Return periods, by how often values change, and windows, by how long a load from ``step_s`` takes to show."""
-    return PowerSensor(
-        energy_period_s=_median_or_none(np.diff(find_ticks(samples).time_s)),
-        instant_period_s=find_change_period_s(samples, "instant_w"),
-        average_period_s=find_change_period_s(samples, "average_w"),
-        instant_window_s=find_rise_s(samples, "instant_w", step_s),
-        average_window_s=find_rise_s(samples, "average_w", step_s),
-        memory_window_s=find_rise_s(samples, "memory_w", step_s),
-        poll_period_s=float(np.median(np.diff(samples["time_s"]))) if len(samples) > 1 else float("nan"),
-        clock_period_s=find_change_period_s(samples, "sm_clock_hz"),
-    )
+    changed = {"instant": "instant_w", "average": "average_w", "clock": "sm_clock_hz"}
+    found: dict[str, Any] = {f"{n}_period_s": find_change_period_s(samples, c) for n, c in changed.items()}
+    found |= {f"{n}_window_s": find_rise_s(samples, f"{n}_w", step_s) for n in ("instant", "average", "memory")}
+    energy_s = _median_or_none(np.diff(find_ticks(samples).time_s))
+    poll_s = float(np.median(np.diff(samples["time_s"]))) if len(samples) > 1 else float("nan")
+    return PowerSensor(energy_period_s=energy_s, poll_period_s=poll_s, **found)
 
 
 def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
