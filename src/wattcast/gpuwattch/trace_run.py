@@ -49,11 +49,6 @@ class TraceRun:
     stamp: str = ""  # date and time in the names of files, as the manual has them; empty: plain names
     tell: Callable[[TraceResult], None] | None = None  # hears the sums after every block of a growing trace
 
-    @property
-    def compat(self) -> bool:
-        """Whether the quirks of the original programs are reproduced."""
-        return self.components.compat
-
 
 @dataclass
 class TraceResult:
@@ -235,7 +230,8 @@ class _TracePass:
         self.result = TraceResult()
         columns, parts = job.trace.file.columns, job.model.parts
         totals = job.components.dialect is trace_reading.SimulatorDialect.ACCELWATTCH
-        self.labels = trace_outputs.OutputLabels(parts, columns, job.components.no_comma, job.compat, totals)
+        self.compat = job.components.compat  # whether the quirks of the original programs are reproduced
+        self.labels = trace_outputs.OutputLabels(parts, columns, job.components.no_comma, self.compat, totals)
         self.compress = job.trace.file.is_gzip if job.compress is None else job.compress
         self.ends = trace_statistics.KernelEndFinder(columns, job.kernels)
         self.tally = trace_statistics.KernelTally(len(parts), len(columns))
@@ -271,7 +267,7 @@ class _TracePass:
         ends = self.ends.mark(block.value, following)
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)
         exact, sms = block, job.config.sm_count
-        if job.compat and sms is not None and trace_reading.CYCLES not in job.trace.optional:
+        if self.compat and sms is not None and trace_reading.CYCLES not in job.trace.optional:
             idle = job.trace.columns[job.trace.events.index("idle_sm")]
             value = trace_outputs.restore_idle_sms(block.value, idle, sms, job.sampling.sample_cycle)
             exact = replace(block, value=value)
@@ -283,7 +279,7 @@ class _TracePass:
             threads = {"threads_per_warp": lanes, "threads_known": known}
         power = job.model.power(activity)
         total_w = power.total_w
-        if job.compat and activity.has("core_voltage"):
+        if self.compat and activity.has("core_voltage"):
             total_w = job.model.original_total_w(power, activity, job.components.steady_leaves_out)
         self._write_rows(block, power, total_w, ends)
         self._add_kernels(power, total_w, exact, threads.get("threads_per_warp"), ends)
@@ -292,7 +288,7 @@ class _TracePass:
 
     def finish(self) -> None:
         """Report kernels and steady states, which only the end of the trace completes."""
-        if self.tally.running and not self.job.compat:  # the simulator reports a kernel only when it has ended
+        if self.tally.running and not self.compat:  # the simulator reports a kernel only when it has ended
             self.tally.end(finished=False)
         result, job = self.result, self.job
         result.kernels, result.regions, result.timeline = self.tally.kernels, self.states.found, self.timeline
@@ -305,10 +301,10 @@ class _TracePass:
             column = job.trace.optional.get(trace_reading.INSTRUCTIONS)
             regions = [r for r in result.regions if r is not None] if column is not None else []
             ipc = [float(r.counter[column]) * per_cycle for r in regions]
-            steady.write("".join(trace_outputs.format_steady_rows(result.regions, job.kernels, job.compat, ipc)))
+            steady.write("".join(trace_outputs.format_steady_rows(result.regions, job.kernels, self.compat, ipc)))
 
     def _write_rows(self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
-        compat, part_w = self.job.compat, power.part_w
+        compat, part_w = self.compat, power.part_w
         drop = np.zeros_like(ends) if compat else ends
         if compat:
             # of a kernel without a sample the simulator prints zeros behind the total of the sample before
@@ -332,7 +328,7 @@ class _TracePass:
     ) -> None:
         """Add each stretch between kernel ends to the statistics of its kernel."""
         steady_w = total_w
-        if self.job.compat and self.left_out:
+        if self.compat and self.left_out:
             steady_w = total_w - power.part_w[:, self.left_out].sum(axis=1)
         for a, b in pairwise([-1, *np.flatnonzero(ends).tolist(), len(block)]):
             run = slice(a + 1, b)
