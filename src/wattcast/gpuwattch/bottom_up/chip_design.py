@@ -377,7 +377,7 @@ class BuiltChip:
         self.texture = _cache_cost(tech, d, d.texture, "texture cache", ports)
         self.l2 = _cache_cost(tech, d, d.l2, "L2 cache", ArrayPorts(1), is_l2=True) if d.l2 else None
         lanes = d.crossbar_lanes
-        self.shared = sram_cost(tech, _cache_array(d.shared, "shared memory", ports, toggle))
+        self.shared = sram_cost(tech, _cache_array(d.shared, "shared memory", ports, toggle=toggle))
         self.shared_crossbar = chip_units.crossbar_cost(tech, lanes, lanes, 32).times(toggle, 1.0)
         bank = 4 * rf.registers // rf.arrays, rf.bank_bit // 8, 1, rf.banks, read_and_write, rf.bank_bit
         self.registers = sram_cost(tech, SramArray("register file", *bank, toggle=toggle))
@@ -431,9 +431,8 @@ class BuiltChip:
 build_chip = cache(BuiltChip)
 
 
-def _cache_array(shape: CacheShape, name: str, ports: ArrayPorts, toggle: float) -> SramArray:
-    size = (shape.capacity_byte, shape.block_byte, shape.ways, shape.banks)
-    return SramArray(name, *size, ports, toggle=toggle)
+def _cache_array(shape: CacheShape, name: str, ports: ArrayPorts, **more: Any) -> SramArray:
+    return SramArray(name, shape.capacity_byte, shape.block_byte, shape.ways, shape.banks, ports, **more)
 
 
 def _cache_cost(
@@ -447,11 +446,9 @@ def _cache_cost(
     # the tag of a way is the address less index and offset, and state bits, in groups of four (CACTI 6.5)
     sets = shape.capacity_byte // (shape.block_byte * shape.ways)
     tag_bit = design.address_bit - ceil(log2(sets)) - ceil(log2(shape.block_byte)) + _STATE_BIT
-    sram = _cache_array(shape, name, ports, design.toggle)
-    sram = replace(sram, tag_bit=4 * ceil(max(tag_bit, 1) / 4), sequential=is_l2)
-    if is_l2:
-        sram = replace(sram, output_bit=4 * shape.block_byte)
-    array = sram_cost(tech, sram)
+    how: dict[str, Any] = {"tag_bit": 4 * ceil(max(tag_bit, 1) / 4), "sequential": is_l2, "toggle": design.toggle}
+    how["output_bit"] = 4 * shape.block_byte if is_l2 else None
+    array = sram_cost(tech, _cache_array(shape, name, ports, **how))
     line_bit = 8 * shape.block_byte
     missed_bit = design.address_bit + ceil(log2(shape.capacity_byte // shape.block_byte))
     missed_bit += shape.block_byte if is_l2 else line_bit
