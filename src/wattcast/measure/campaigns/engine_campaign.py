@@ -145,11 +145,6 @@ class TrafficPoint:
         """The same in every run, so that a campaign can be continued."""
         return f"traffic-{self.load:g}-{self.duration_s:g}s-s{self.seed}"
 
-    @property
-    def held_out(self) -> bool:
-        """Whether runs at this load are kept for judging, for every model."""
-        return self.load in HELD_OUT_LOADS
-
 
 def read_points(plan: str) -> list[dict[str, Any]]:
     """Read one plan of ``engine_points.jsonl``, the most valuable point first: a budget may end anywhere."""

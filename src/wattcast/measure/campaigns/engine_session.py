@@ -297,7 +297,7 @@ class EngineSession:
         try:
             gc.collect()
             if isinstance(point, TrafficPoint):
-                planned["held_out_load"] = point.held_out
+                planned["held_out_load"] = point.load in engine_campaign.HELD_OUT_LOADS
                 row = self._serve(name, point)
             elif point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
                 row = engine_steps.measure_point(self.bench, point)
