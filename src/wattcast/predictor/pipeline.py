@@ -14,6 +14,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.records import dataclass, replace
+from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
 from wattcast.kernels.kernel_table import RunCondition
@@ -135,13 +136,15 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
 
     A library may run a product of some rows as one of more, with rows to spare. So where several kinds of kernel are
     likely, and the mean over them rises and falls with the rows, a product takes no longer than the next larger ones.
-    Nor does one of a vector, whose kernel has corrections of its own.
+    Nor does one of a vector, whose kernel has corrections of its own, nor any on a card that a table calibrated:
+    between the sizes of the table its factors rise and fall.
     """
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
     timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
     vector = map_distinct(lambda family: family.startswith("gemm.vector"), kernels.work.kernel_family)
-    capped = np.flatnonzero(vector | (kernels.work.units % 1.0 > 0.0)).tolist()
+    by_table = bundle.status is FitStatus.CALIBRATED
+    capped = np.flatnonzero(by_table | vector | (kernels.work.units % 1.0 > 0.0)).tolist()
     unnamed = (i for i in capped if not kernels.conditions[i].kernels)
     tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
     if not tokens or bundle.learned is None:
@@ -155,7 +158,7 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     ops, conditions = zip(*larger, strict=True)
     padded = build_kernels(ops, conditions, gpu, bundle.reference, ())
     learned = bundle.learned.factors(padded, blend_corrections(padded.work, bundle.corrections), energy=False)[0]
-    padded_s = _reference_s(padded, bundle, learned)[places].reshape(-1, 2).min(axis=1)
+    padded_s = _reference_s(padded, bundle, learned)[places].reshape(-1, 4).min(axis=1)
     own_s, factor = _reference_s(kernels, bundle, timeline.time_factor), np.ones(len(kernels.ops))
     factor[list(tokens)] = np.minimum(padded_s / own_s[list(tokens)], 1.0)
     return timeline.scale_kernels(factor)
@@ -172,13 +175,14 @@ def _reference_s(kernels: Kernels, bundle: Bundle, time_factor: Array) -> Array:
 
 
 def _more_rows(m: int) -> list[int]:
-    """Return the next two sizes above ``m`` among powers of two and one and a half times these.
+    """Return the next four sizes above ``m`` among powers of two and one and a half times these.
 
     >>> _more_rows(96), _more_rows(5)
-    ([128, 192], [6, 8])
+    ([128, 192, 256, 384], [6, 8, 12, 16])
     """
     power = 1 << m.bit_length()
-    return sorted(size for size in (3 * power // 4, power, 3 * power // 2) if size > m)[:2]
+    sizes = (3 * power // 4, power, 3 * power // 2, 2 * power, 3 * power)
+    return [size for size in sizes if size > m][:4]
 
 
 def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
