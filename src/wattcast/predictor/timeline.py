@@ -229,7 +229,7 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array) -> Array:
 def _run_segment(segment: IssueSegment, host_s: Array, kernel_s: Array) -> tuple[Array, Array, Array]:
     """Return C, D and the lag of a segment that runs once, each ``(*sweep,)``."""
     c_sum: Array = np.zeros(host_s.shape[:-1])
-    d_sum, lag, now = np.zeros((3, *kernel_s.shape[:-1]))
+    d_sum, lag, now = np.zeros((3, *np.broadcast_shapes(host_s.shape[:-1], kernel_s.shape[:-1])))
     lag -= np.inf
     for row, count in zip(segment.rows.tolist(), segment.counts.tolist(), strict=True):
         c, d = host_s[..., row], kernel_s[..., row]
