@@ -15,7 +15,8 @@ from wattcast import hardware
 from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
-from wattcast.kernels import LibraryStyle
+from wattcast.kernels import LibraryStyle, build_kernels
+from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
@@ -24,7 +25,7 @@ from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, m
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.engine_operators import WeightOnlyProduct
 from wattcast.workload.graph import Graph
-from wattcast.workload.operator_types import Elementwise, LayerNorm, Linear
+from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear
 
 WORK = Graph.from_operators("mix", [Linear(4096, 4096, 4096), LayerNorm(4096, 4096), Elementwise("add", 1 << 26)])
 TOP = OperatingPoint(power_limit_w=1e6)
@@ -73,6 +74,28 @@ def test_products_with_narrow_weights_stay_below_the_peak_of_a_chip() -> None:
     op = WeightOnlyProduct(8192, 8192, 8192, "int8", -1, kernel="cutlass", dtype=Dtype.BF16)
     found = predict_graph(Graph.from_operators("x", [op]), gpu, TOP, forecast_bundle(gpu))
     assert 0.5 * 312e12 < op.flop / found.latency_s < 312e12
+
+
+@pytest.mark.parametrize(("gpu", "peak"), [("a100-sxm-80gb", 0.5), ("a10", 0.25)])
+def test_unaligned_products_take_the_cycles_of_the_same_programs_on_the_parent(gpu: str, peak: float) -> None:
+    """The H200 runs them in kernels of Ampere and Turing, which loads hold up, whatever the tensor cores could do."""
+    parent, found = (shipped_bundle("h200"), forecast_bundle(load_gpu(gpu)))
+    assert parent is not None
+    for group in ("gemm.turing", "gemm.wmma", "gemm.ampere.wide"):
+        assert found.corrections[group].compute == pytest.approx(
+            max(peak * parent.corrections[group].compute, parent.corrections["gemm.tensor"].compute)
+        )
+    ops = [Conv2d(64, 256, 1024, side, side, 1, 1) for side in (16, 14)] + [Bmm(256, 197, 197, 64)]
+    work = build_kernels(ops, (USUAL_CONDITION,) * 3, load_gpu(gpu), found.reference, ()).work
+    assert list(work.kernel_family) == ["gemm.tensor", "gemm.ampere", "gemm.turing"]
+
+
+def test_what_energy_was_learned_holds_for_other_chips_too() -> None:
+    """A B200 that reads weights would draw 43 % too much without; times of products are another library's."""
+    learned = forecast_bundle(load_gpu("b200")).learned
+    assert learned is not None
+    assert {"gemm", "conv2d", "attention"} <= set(learned.energy)
+    assert "gemm" not in learned.time
 
 
 def test_experts_on_an_a100_wait_for_its_l2() -> None:

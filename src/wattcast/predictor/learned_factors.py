@@ -390,7 +390,7 @@ class CarriedFactors(LearnedFactors):
 
     def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip would have them."""
-        known = map_distinct({*self.time, *self.energy}.__contains__, kernels.work.root_family)
+        known = map_distinct({*self.time, *(self.energy if energy else ())}.__contains__, kernels.work.root_family)
         rows = np.flatnonzero(known & map_distinct(self.reference.per_cycle.__contains__, kernels.pipe_event))
         time, cost = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
         near = np.full((2, len(kernels.ops)), np.nan)

@@ -263,8 +263,10 @@ def product_work(
         "slots": tile["slots"],
     }
     dtypes = index_words(ops, attrgetter("dtype"))
-    forms = [(dtype, slim) for dtype in dtypes.values for slim in (False, True)]
-    group, blend = blend_families(_kernel_family, CodedColumn(forms, 2 * dtypes.place + (s.m <= _SLIM)), picks)
+    forms = [(dtype, slim, fast) for dtype in dtypes.values for slim in (False, True) for fast in (False, True)]
+    fast = (s.aligned > 0) & (reference.style is LibraryStyle.AMPERE)
+    form = CodedColumn(forms, 4 * dtypes.place + 2 * (s.m <= _SLIM) + fast)
+    group, blend = blend_families(_kernel_family, form, picks)
     plain, logs, aligned = product_features(s.b, s.m, s.n, s.k, tile, reference)
     plain |= {name: shape[name] for name in _OWN_FEATURES}
     return FamilyColumns(group, work, plain | blend, logs, aligned)
@@ -332,9 +334,9 @@ def _choose_usual(simt: bool, aligned: bool, odd: bool, rows: float, style: Libr
         return "vector"
     if simt:
         return "simt"
-    if style is LibraryStyle.AMPERE:
-        return "ampere" if aligned else "turing"
-    return "hopper" if aligned else ("turing" if odd else "ampere")
+    if aligned:
+        return "ampere" if style is LibraryStyle.AMPERE else "hopper"
+    return "turing" if odd else "ampere"
 
 
 _CHOOSER = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32", Dtype.FP32: "fp32", Dtype.FP64: "fp64"}
@@ -354,11 +356,16 @@ PRODUCT_CHOICE_COLUMNS = (
 
 
 @cache
-def _kernel_family(form: tuple[Dtype, bool], kind: str) -> str:
-    """Return the kernel family: by the kind of kernel and its pipe; products of a few tokens have their own."""
-    dtype, slim = form
-    if kind == "hopper":  # in tf32 no tile is slim
-        return "gemm.row" if slim and dtype is not Dtype.TF32 else f"gemm.{_PIPE.get(dtype, 'tensor')}"
+def _kernel_family(form: tuple[Dtype, bool, bool], kind: str) -> str:
+    """Return the kernel family: by the kind of kernel and its pipe; products of a few tokens have their own.
+
+    ``form`` is the number format, whether tokens are few, and whether Ampere's kernels are the library's fast ones.
+    """
+    dtype, slim, fast = form
+    if kind == "hopper" and slim and dtype is not Dtype.TF32:  # in tf32 no tile is slim
+        return "gemm.row"
+    if kind == "hopper" or (fast and kind == "ampere"):
+        return f"gemm.{_PIPE.get(dtype, 'tensor')}"
     wide = dtype in (Dtype.FP32, Dtype.FP64, Dtype.TF32)
     return f"gemm.{kind}.wide" if wide and kind in ("ampere", "vector") else f"gemm.{kind}"
 

@@ -48,10 +48,11 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
     """What changes with the way kernels feed the tensor cores."""
 
     tensor_delivery: float
-    sharing: float
+    sharing: dict[str, float]  # by group
     native: dict[str, str]  # the group whose corrections a native kernel takes
     mma_on_parent: float
     old_groups: list[str]
+    unfed: list[str]
     renamed: dict[str, str]
 
 
@@ -234,11 +235,8 @@ def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
         volts = (float(gpu.power.voltage_v.value.max()) / units.parse(process.nominal, "V", "nominal")) ** 2
     factor = {module: volts * process.logic**power for module, power in the.classes.items()}
     factor["tensor"] *= style.tensor_delivery
-    own, parents = (
-        _take_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent))
-    )
     # the capacitance of a working SM: a fixed part, fp32 lanes and tensor cores
-    factor["sm"] *= the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_compare_lanes(gpu, the) + own / parents)
+    factor["sm"] *= the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_compare_lanes(gpu, the) + _compare_tensor(gpu, the))
     factor["link"] = 1.0
     return factor
 
@@ -262,6 +260,14 @@ def _compare_lanes(gpu: Gpu, the: ForecastRule) -> float:
     return own / parents
 
 
+def _compare_tensor(gpu: Gpu, the: ForecastRule) -> float:
+    """Return the tensor arithmetic of an SM in a cycle relative to the parent's."""
+    own, parents = (
+        _take_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent))
+    )
+    return own / parents
+
+
 def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
     kinds = {name.lower(): kind for name, kind in the.memory.items()}
     found = kinds.get(gpu.memory.kind.lower())
@@ -281,12 +287,19 @@ def _carry_corrections(
     slower = _take_scalar(chip.clocks.max_hz) / _take_scalar(gpu.clocks.max_hz)
     lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _compare_lanes(gpu, the)
     own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle  # unknown ones count as equal
+    tensor = _compare_tensor(gpu, the)
     integers = 1.0 if own is None or parents is None else _take_scalar(own) / _take_scalar(parents)
     found = {}
     for name, c in parent.corrections.items():
         changed = replace(c, fixed_s=c.fixed_s * slower)
         if name in style.old_groups:
             changed = replace(changed, compute=c.compute * style.mma_on_parent)
+        if name in style.sharing:
+            changed = replace(changed, l2=c.l2 / style.sharing[name])
+        if name in style.unfed:
+            compute = max(c.compute * tensor, parent.corrections["gemm.tensor"].compute)
+            changed = replace(changed, compute=compute, l2=_carry_l2(c.l2, gpu, chip))
+            changed = _carry_streaming(changed, parent, gpu, chip, the)
         if name in the.integer_groups:
             changed = replace(changed, compute=c.compute / integers)
         if name in the.issue_bound:
@@ -303,7 +316,7 @@ def _carry_corrections(
         found[name] = changed
     for old, new in style.native.items():
         if old in found and new in found:
-            found[old] = replace(found[new], l2=found[new].l2 / style.sharing)
+            found[old] = found[new]
     return found | {new: found[old] for new, old in style.renamed.items() if old in found}
 
 
@@ -345,10 +358,8 @@ def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockL
 def _carry_learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> LearnedFactors | None:
     if parent.learned is None:
         return None
-    time, energy = (
-        {family: model for family, model in models.items() if kind.whole or family in the.same_programs}
-        for models in (parent.learned.time, parent.learned.energy)
-    )
+    time = {name: model for name, model in parent.learned.time.items() if kind.whole or name in the.same_programs}
+    energy = parent.learned.energy
     return CarriedFactors(parent.learned.reference, time, energy)
 
 
