@@ -156,7 +156,7 @@ def compute_interval(
     by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(spread.take(_ENDS_OF))))
     time_ends = combine_log_ends(time, kernels[:, :2], together.latency)
     time_ends = time_ends * scale_capped_ends(bundle, basis.asked_w, _limit_w(basis))[..., np.newaxis]
-    latency = np.exp(widen_log_ends(time_ends, by[..., :2]))
+    latency = np.exp(widen_log_ends(_hide_behind_host(basis, time_ends), by[..., :2]))
     power = np.exp(widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:]))
     latency_s = totals.latency_s[..., np.newaxis] * latency
     mean_w, limit_w = totals.power_w[..., np.newaxis], _limit_w(basis)[..., np.newaxis]
@@ -165,6 +165,15 @@ def compute_interval(
     off = np.hypot(np.log(latency), np.log(power_w / mean_w))
     energy_j = totals.energy_j[..., np.newaxis] * np.exp(off * OUTWARD)
     return PredictionInterval(bundle.interval_level, latency_s, power_w, energy_j)
+
+
+def _hide_behind_host(basis: PredictionBasis, ends: Array) -> Array:
+    """Return log-ends of the latency from those of the time in kernels: where the host holds a run up, they hide."""
+    if not np.any(basis.timeline.host_s):
+        return ends
+    kernel_s, scale = basis.detail.kernel_s, np.exp(ends)[..., np.newaxis]
+    each = [compute_latency_s(basis.timeline, kernel_s * scale[..., end, :]) for end in (0, 1)]
+    return np.asarray(np.log(np.stack(each, axis=-1) / basis.totals.latency_s[..., np.newaxis]))
 
 
 def scale_capped_ends(bundle: Bundle, asked_w: Array, limit_w: Array | float) -> Array:
@@ -237,6 +246,9 @@ def kernel_log_ends(
         tabled = np.flatnonzero(map_distinct(engines.__contains__, groups)).tolist()
         for row in tabled:  # rows of other versions, at every distance, of kinds never measured here as well
             ends[row, :2] = np.log(engines[work.kernel_family[row]].latency)
+    else:  # so are ends of a kind on a chip never measured
+        own = {name for name in groups.values if ".engine." in name and name in bundle.residuals}
+        tabled = np.flatnonzero(map_distinct(own.__contains__, groups)).tolist()
     if reasons:
         rows, apart = list(reasons), {why: (of.latency, of.power) for why, of in bundle.widening.apart.items()}
         by = np.array([apart[outside.reason] for outside in reasons.values()]).take(_ENDS_OF, axis=1)
