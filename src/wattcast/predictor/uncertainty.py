@@ -138,8 +138,9 @@ def compute_interval(
     alone and together) and x_d what every ``SupportDistance`` adds. Residuals belong to the card that was measured,
     so the ends also move out by the spread of cards, unless the bundle is for this very card
     (``Bundle.for_this_card``). Power errs at the clock asked for. Where it then exceeds the limit, the governor holds
-    it within ``GOVERNED`` of that. The energy interval adds those of latency and power in quadrature of logs: their
-    errors have opposite signs if any correlation. ``residuals`` and ``steps`` stand for those that ship.
+    it within ``GOVERNED`` of that. Where the host holds a run up, kernels that take longer hide behind it. The energy
+    interval adds those of latency and power in quadrature of logs: their errors have opposite signs if any
+    correlation. ``residuals`` and ``steps`` stand for those that ship.
 
     Steps of the very engine that was measured were measured as a whole: their own spread stands for that of their
     kernels, of which only those that were never measured add to it.
