@@ -51,11 +51,11 @@ def test_a_card_of_the_same_processor_takes_the_times_and_stays_a_forecast() -> 
 
 def test_slower_tensor_cores_are_fed_as_well_as_faster_ones_of_the_same_processor() -> None:
     l40s, rtx = (bundle_for(load_gpu(name)) for name in ("l40s", "rtx-4090"))
-    assert 1.0 < rtx.corrections["gemm.ampere"].compute < l40s.corrections["gemm.ampere"].compute
+    assert 1.0 < rtx.corrections["gemm.tensor"].compute < l40s.corrections["gemm.tensor"].compute
 
 
 def test_a_card_of_the_same_processor_may_lack_a_number_format() -> None:
     rtx = load_gpu("rtx-4090")
     rates = {dtype: rate for dtype, rate in rtx.pipes.tensor_flop_per_cycle.items() if dtype != Dtype.BF16}
     without = replace(rtx, name="own", pipes=replace(rtx.pipes, tensor_flop_per_cycle=rates))
-    assert bundle_for(without).corrections["gemm.ampere"] == bundle_for(load_gpu("l40s")).corrections["gemm.ampere"]
+    assert bundle_for(without).corrections["gemm.tensor"] == bundle_for(load_gpu("l40s")).corrections["gemm.tensor"]
