@@ -428,6 +428,11 @@ def test_status_names_who_holds_a_card_and_restore_takes_it(node: Node) -> None:
     wait_for(lambda: "control ends" in node.said())
     node.stop.touch()
     assert process.wait(PATIENCE_S) == 3, node.said()
+    nothing, named = (
+        node.call("restore", "--socket", str(node.socket), *given).stderr for given in ((), (node.uuid,))
+    )
+    assert nothing.strip() == "no card is changed."
+    assert named.strip() == f"{node.uuid}: has back what it had"
 
 
 MALFORMED = [

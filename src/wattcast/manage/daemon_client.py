@@ -274,7 +274,7 @@ def restore_cards(uuid: str | None, socket_path: Path | None, say: Callable[[str
                 except Refused as error:
                     troubles.append(str(error))
                     say(f"{one}: {error}")
-            if not changed:
+            if not changed and not uuid:
                 say("no card is changed.")
     except MissingTool:
         if os.geteuid() != 0:

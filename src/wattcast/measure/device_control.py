@@ -83,7 +83,7 @@ class NvmlCard:
 
     def close(self) -> None:
         if self._nvml is not None:
-            with contextlib.suppress(MissingTool, Refused):
+            with contextlib.suppress(MissingTool, Refused, self._nvml.NVMLError):
                 self._call(self._nvml.nvmlShutdown)
 
     def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
