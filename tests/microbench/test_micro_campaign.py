@@ -250,7 +250,7 @@ def test_what_was_counted_before_is_counted_last() -> None:
 def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path, rows) -> None:
     """No second checks and no second calibration; ways to copy once; what was counted before is no reason to skip."""
     out = tmp_path / "out"
-    only = ("--only", "conflicts_0,dram_copy_whole", "--repeats", "2", "--budget", "60s")
+    only = ("--only", "conflicts_0,dram_copy_whole,dram_memcpy", "--repeats", "2", "--budget", "60s")
     done = machine.measure("microbench", "--out", str(out), *only)
     assert done.returncode == 0, done.stderr
     found = [micro_row(row) for row in rows(out / "microbench.jsonl")]
