@@ -91,7 +91,7 @@ def test_unaligned_products_take_the_cycles_of_the_same_programs_on_the_parent(g
 
 
 def test_what_energy_was_learned_holds_for_other_chips_too() -> None:
-    """A B200 that reads weights would draw 43 % too much without; times of products are another library's."""
+    """Without, 28 rows of a B200 were 35 % off in watts, with 25 %. Times of products are another library's."""
     learned = forecast_bundle(load_gpu("b200")).learned
     assert learned is not None
     assert {"gemm", "conv2d", "attention"} <= set(learned.energy)

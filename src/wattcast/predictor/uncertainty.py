@@ -247,7 +247,7 @@ def kernel_log_ends(
         tabled = np.flatnonzero(map_distinct(engines.__contains__, groups)).tolist()
         for row in tabled:  # rows of other versions, at every distance, of kinds never measured here as well
             ends[row, :2] = np.log(engines[work.kernel_family[row]].latency)
-    else:  # so are ends of a kind on a chip never measured
+    else:  # tables of other chips gave these kinds their ends, whether the measured card ran them or not
         own = {name for name in groups.values if ".engine." in name and name in bundle.residuals}
         tabled = np.flatnonzero(map_distinct(own.__contains__, groups)).tolist()
     if reasons:

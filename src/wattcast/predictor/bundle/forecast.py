@@ -48,11 +48,11 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
     """What changes with the way kernels feed the tensor cores."""
 
     tensor_delivery: float
-    sharing: dict[str, float]  # by group
+    sharing: dict[str, float]  # of L2 loads among the blocks of a cluster, by group
     native: dict[str, str]  # the group whose corrections a native kernel takes
     mma_on_parent: float
     old_groups: list[str]
-    unfed: list[str]
+    load_bound: list[str]  # groups that take as many cycles of an SM as on the parent
     renamed: dict[str, str]
 
 
@@ -296,7 +296,7 @@ def _carry_corrections(
             changed = replace(changed, compute=c.compute * style.mma_on_parent)
         if name in style.sharing:
             changed = replace(changed, l2=c.l2 / style.sharing[name])
-        if name in style.unfed:
+        if name in style.load_bound:
             compute = max(c.compute * tensor, parent.corrections["gemm.tensor"].compute)
             changed = replace(changed, compute=compute, l2=_carry_l2(c.l2, gpu, chip))
             changed = _carry_streaming(changed, parent, gpu, chip, the)
@@ -359,8 +359,7 @@ def _carry_learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) ->
     if parent.learned is None:
         return None
     time = {name: model for name, model in parent.learned.time.items() if kind.whole or name in the.same_programs}
-    energy = parent.learned.energy
-    return CarriedFactors(parent.learned.reference, time, energy)
+    return CarriedFactors(parent.learned.reference, time, parent.learned.energy)
 
 
 def forecast_residuals(
