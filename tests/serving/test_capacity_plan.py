@@ -14,8 +14,9 @@ from made_up_costs import make_costs
 import wattcast
 from wattcast.core.errors import BadInput, ExitCode, WattcastError
 from wattcast.hardware import Gpu
-from wattcast.serving import capacity_plan
-from wattcast.serving.capacity_plan import PERCENTILE, PlanAim, PlanResult, SearchRange, plan
+from wattcast.serving import capacity_plan, plan_options
+from wattcast.serving.capacity_plan import PlanResult, plan
+from wattcast.serving.plan_options import PERCENTILE, PlanAim, SearchRange
 from wattcast.serving.serving_result import LatencyBound, parse_latency_bounds
 from wattcast.serving.step_costs import StepCosts, TokenCost, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions
@@ -49,11 +50,11 @@ def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) 
         costs = tabulate(model, gpu, options)
         return TokenCost(costs.clock_hz, costs.tokens[-1] / (len(costs.tokens) - 1))
 
-    monkeypatch.setattr(capacity_plan, "MOST_SEQUENCES", (16, 8))  # fewer requests fill a step
-    monkeypatch.setattr(capacity_plan, "LIMIT_SHARES", (1.0, 0.7))
-    monkeypatch.setattr(capacity_plan, "CLOCK_SHARES", (0.8, 0.6))
-    monkeypatch.setattr(capacity_plan, "tabulate_step_costs", tabulate)
-    monkeypatch.setattr(capacity_plan, "predict_token_cost", predict_largest)
+    monkeypatch.setattr(plan_options, "MOST_SEQUENCES", (16, 8))  # fewer requests fill a step
+    monkeypatch.setattr(plan_options, "LIMIT_SHARES", (1.0, 0.7))
+    monkeypatch.setattr(plan_options, "CLOCK_SHARES", (0.8, 0.6))
+    monkeypatch.setattr(plan_options, "tabulate_step_costs", tabulate)
+    monkeypatch.setattr(plan_options, "predict_token_cost", predict_largest)
 
 
 def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
@@ -97,9 +98,9 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
     demand, best = found.demand, found.best
     tables: dict[Any, Any] = {}
     for name in chips:
-        for option in capacity_plan.list_options(demand, wattcast.load_gpu(name), tried)[0]:
+        for option in plan_options.list_options(demand, wattcast.load_gpu(name), tried)[0]:
             try:
-                full = capacity_plan.tabulate_option(demand, option, tables)
+                full = plan_options.tabulate_option(demand, option, tables)
                 other = capacity_plan.size_option(demand, full, (math.inf, math.inf))
             except BadInput:
                 continue
@@ -107,7 +108,7 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
             assert best.rank <= other.rank, (job, str(best.option), str(other.option), other.make_row())
     for fewer in range(max(best.replicas - demand.spare_replicas - 3, 1), best.replicas - demand.spare_replicas):
         peak_per_s = demand.rate_per_s * (1.0 + demand.headroom) / fewer
-        assert capacity_plan.serve_rate(demand, best.option, peak_per_s)[1], (job, fewer, best.make_row())
+        assert plan_options.serve_rate(demand, best.option, peak_per_s)[1], (job, fewer, best.make_row())
 
 
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ from wattcast.report.figure_style import (
 )
 from wattcast.report.prediction_figures import draw_pareto
 from wattcast.report.text_tables import format_cell, print_notes, print_rows
-from wattcast.serving.capacity_plan import MOST_TOKENS, PlanResult, list_plan_notes
+from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
+from wattcast.serving.plan_options import MOST_TOKENS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

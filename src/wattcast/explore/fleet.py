@@ -12,7 +12,7 @@ With T the requests per second and P the mean power of a busy replica, I its idl
     throughput:  Σ_gc u·T >= t·rate[w];          maximise  t
 
 A workload with prompts and outputs is served by an engine: T is the largest rate at which a simulated replica keeps
-its latency bounds (``serving/capacity_plan.py``), and what was chosen is simulated again at its share of the rate.
+its latency bounds (``serving/plan_options.py``), and what was chosen is simulated again at its share of the rate.
 One GPU holds one workload.
 """
 
@@ -37,7 +37,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prices import Prices, parse_prices
-from wattcast.serving import capacity_plan
+from wattcast.serving import plan_options
 from wattcast.serving.serving_result import parse_both_bounds
 from wattcast.workload.model_options import ModelOptions
 
@@ -69,7 +69,7 @@ class _Workload(msgspec.Struct, forbid_unknown_fields=True):
     output: str | int | None = None
     ttft: str | None = None
     tpot: str | None = None
-    tp: tuple[int, ...] = capacity_plan.TENSOR_PARALLEL
+    tp: tuple[int, ...] = plan_options.TENSOR_PARALLEL
 
 
 class _Fleet(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,8 +89,8 @@ class WorkloadDemand:
     rate_per_s: float
     options: dict[str, Any]
     latency_s: float = np.inf  # of a batch, at most
-    served: capacity_plan.ServiceDemand | None = None  # by an engine, one request after another
-    tp: tuple[int, ...] = capacity_plan.TENSOR_PARALLEL
+    served: plan_options.ServiceDemand | None = None  # by an engine, one request after another
+    tp: tuple[int, ...] = plan_options.TENSOR_PARALLEL
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Column:
     power_w: float
     idle_w: float  # with little to do
     gpus: int = 1
-    option: capacity_plan.PlanOption | None = None  # of an engine
+    option: plan_options.PlanOption | None = None  # of an engine
     study: Study | None = None  # of batches
 
 
@@ -164,7 +164,7 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
     return Fleet(tuple((find_gpu(n), count) for n, count in file.gpus.items()), tuple(demands), power_w, file.pue)
 
 
-def _read_served(item: _Workload, where: str, headroom: float) -> capacity_plan.ServiceDemand | None:
+def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.ServiceDemand | None:
     """Return the demand of a workload with prompts and outputs; None where batches are run."""
     if item.prompt is None or item.output is None:
         if any(given is not None for given in (item.prompt, item.output, item.ttft, item.tpot)):
@@ -176,8 +176,8 @@ def _read_served(item: _Workload, where: str, headroom: float) -> capacity_plan.
         )
     more = {"prompt": item.prompt, "output": item.output, "headroom": headroom, "requests": SERVED_REQUESTS}
     formats = ModelOptions.from_names(**item.options, stack="engine")
-    bounds = parse_both_bounds(item.ttft, item.tpot, capacity_plan.PERCENTILE)
-    return capacity_plan.read_demand(item.workload, item.rate, bounds, **more, options=formats)
+    bounds = parse_both_bounds(item.ttft, item.tpot, plan_options.PERCENTILE)
+    return plan_options.read_demand(item.workload, item.rate, bounds, **more, options=formats)
 
 
 def assign_fleet(
@@ -270,10 +270,10 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
     served = demand.served
     assert served is not None
     clocks_hz = tuple(float(np.max(gpu.clocks.max_hz)) * share for share in SERVED_CLOCKS)
-    options, refused = capacity_plan.list_options(
-        served, gpu, capacity_plan.SearchRange(tp=demand.tp, clocks_hz=clocks_hz)
+    options, refused = plan_options.list_options(
+        served, gpu, plan_options.SearchRange(tp=demand.tp, clocks_hz=clocks_hz)
     )
-    tables: capacity_plan.StepTables = {}
+    tables: plan_options.StepTables = {}
     columns: list[_Column] = []
     notes: list[str] = []
     for option in sorted(options, key=lambda one: (one.gpus, -one.clock_hz)):
@@ -283,21 +283,21 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
         if option.shared not in layouts and len(layouts) == SERVED_LAYOUTS:
             break
         try:
-            full = capacity_plan.saturate_option(served, capacity_plan.tabulate_option(served, option, tables))
+            full = plan_options.saturate_option(served, plan_options.tabulate_option(served, option, tables))
         except BadInput as error:
             refused.append(str(error))
             continue
         per_s = full.most_per_s
-        late = capacity_plan.serve_rate(served, full, per_s)[1]
+        late = plan_options.serve_rate(served, full, per_s)[1]
         if late:
-            alone = capacity_plan.serve_rate(served, full, LIGHT_LOAD * per_s)[1]
+            alone = plan_options.serve_rate(served, full, LIGHT_LOAD * per_s)[1]
             if alone:
                 refused.append(f"{full}: {alone} cannot be met even by a single request.")
                 continue
-            per_s, _ = capacity_plan.find_ceiling(served, full, LIGHT_LOAD * per_s, per_s, late)
+            per_s, _ = plan_options.find_ceiling(served, full, LIGHT_LOAD * per_s, per_s, late)
         rates = [per_s / (1.0 + served.headroom) * share for share in (0.5, 1.0)]
         half, whole = (
-            result for rate in rates if (result := capacity_plan.serve_rate(served, full, rate)[0]) is not None
+            result for rate in rates if (result := plan_options.serve_rate(served, full, rate)[0]) is not None
         )
         least_w = min(2.0 * half.power_w - whole.power_w, half.power_w)  # the line through half and full load
         columns.append(_Column(0, 0, full.clock_hz, rates[1], whole.power_w, least_w, full.gpus, full))
@@ -388,12 +388,12 @@ def _make_assignment(
             more: dict[str, Any] = {}
             demand, gpu = fleet.demands[c.demand].served, fleet.gpus[c.kind][0]
             if demand is not None and c.option is not None:
-                result = capacity_plan.serve_rate(demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s)[0]
+                result = plan_options.serve_rate(demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s)[0]
                 assert result is not None
                 drawn_w = x * result.power_w
                 at = result.headline
                 more = {f"{n}_{q}_s": at[f"{n}_s.{q}"] for n in ("ttft", "tpot") for q in ("p50", "p99")}
-                more["risk"] = capacity_plan.describe_risk(demand, c.option, result)
+                more["risk"] = plan_options.describe_risk(demand, c.option, result)
             elif c.study is not None:
                 at_clock = OperatingPoint(clock_hz=c.clock_hz)
                 more["risk"] = describe_point_risk(c.study.graph, gpu, at_clock, c.study.bundle) or None
