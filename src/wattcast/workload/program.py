@@ -189,7 +189,8 @@ class Program:
                 if given.count(None) == len(given):
                     continue
                 tape.label = f"{node.label}.backward"
-                for tensor, grad in zip(node.inputs, node.rule(*given), strict=True):
+                found = node.rule(*given)
+                for tensor, grad in zip(node.inputs, [found] if isinstance(found, Tensor) else found, strict=True):
                     if tensor is None or grad is None or not tensor.needs_grad:
                         continue
                     known = grads.get(id(tensor))

@@ -76,12 +76,15 @@ class Tensor:
             shape = tuple([self.numel // -product if size == -1 else size for size in shape])
         assert prod(shape) == self.numel, f"{self.numel} elements as {shape}"
         strides, before = memory_layout.view_strides(self.shape, self.strides, shape), self.shape
-        return None if strides is None else self._view_as(shape, strides, lambda g: (g.reshape(*before),))
+        return None if strides is None else self._view_as(shape, strides, lambda g: g.reshape(*before))
 
     def _view_as(self, shape: Shape, strides: Shape, rule: GradientRule) -> Tensor:
-        out = Tensor(self.tape, shape, strides, self.dtype, self.storage)
-        self.tape.record((out,), (self,), rule)
-        return out
+        return Tensor(self.tape, shape, strides, self.dtype, self.storage).with_gradient(rule, self)
+
+    def with_gradient(self, rule: GradientRule, *inputs: Tensor | None, save: Sequence[Tensor] = ()) -> Tensor:
+        """Note how the gradient flows back to the inputs, and return the tensor; ``save`` is kept until then."""
+        self.tape.record((self,), inputs, rule, save)
+        return self
 
     def transpose(self, a: int, b: int) -> Tensor:
         """Swap two dimensions."""
@@ -94,7 +97,7 @@ class Tensor:
         axes = [axis % len(order) for axis in order]
         inverse = sorted(range(len(order)), key=axes.__getitem__)
         shape, strides = tuple([self.shape[d] for d in order]), tuple([self.strides[d] for d in order])
-        return self._view_as(shape, strides, lambda g: (g.permute(*inverse),))
+        return self._view_as(shape, strides, lambda g: g.permute(*inverse))
 
     def unsqueeze(self, axis: int) -> Tensor:
         """Insert a dimension of size 1."""
@@ -102,37 +105,37 @@ class Tensor:
         axis %= len(before) + 1
         step = before[axis] * steps[axis] if axis < len(before) else 1
         shape, strides = (*before[:axis], 1, *before[axis:]), (*steps[:axis], step, *steps[axis:])
-        return self._view_as(shape, strides, lambda g: (g.reshape(*before),))
+        return self._view_as(shape, strides, lambda g: g.reshape(*before))
 
     def expand(self, *shape: int) -> Tensor:
         """Repeat dimensions of size 1 without memory; the gradient sums them."""
         before = self.shape
         if shape == before:
-            return self._view_as(shape, self.strides, lambda g: (g,))
+            return self._view_as(shape, self.strides, lambda g: g)
         lead = len(shape) - len(before)
         have, steps = (1,) * lead + before, (0,) * lead + self.strides
         strides = tuple([0 if h != want else step for h, step, want in zip(have, steps, shape, strict=True)])
-        return self._view_as(shape, strides, lambda g: (g.sum_to(before),))
+        return self._view_as(shape, strides, lambda g: g.sum_to(before))
 
     def slice(self, axis: int, start: int, stop: int) -> Tensor:
         """Return ``self[..., start:stop, ...]``; the gradient is zeros with a copy inside."""
         before = self.shape
         axis %= len(before)
         shape = (*before[:axis], stop - start, *before[axis + 1 :])
-        return self._view_as(shape, self.strides, lambda g: (g if shape == before else g.pad_back(before),))
+        return self._view_as(shape, self.strides, lambda g: g if shape == before else g.pad_back(before))
 
     def select(self, axis: int) -> Tensor:
         """Return one index of a dimension, which goes away."""
         before = self.shape
         axis %= len(before)
         shape, strides = ((*sizes[:axis], *sizes[axis + 1 :]) for sizes in (before, self.strides))
-        return self._view_as(shape, strides, lambda g: (g.pad_back(before),))
+        return self._view_as(shape, strides, lambda g: g.pad_back(before))
 
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Cut the last dimension into views; their gradients are concatenated again."""
         lead = self.shape[:-1]
         parts = tuple([Tensor(self.tape, (*lead, size), self.strides, self.dtype, self.storage) for size in sizes])
-        self.tape.record(parts, (self,), lambda *grads: (cat([g for g in grads if g is not None], -1),))
+        self.tape.record(parts, (self,), lambda *grads: cat([g for g in grads if g is not None], -1))
         return parts
 
     # Methods that launch a kernel.
@@ -142,8 +145,7 @@ class Tensor:
         out = self.tape.empty(self.shape, self.dtype)
         layout = memory_layout.classify_layout(self.shape, out.strides, [(self.shape, self.strides)])
         self.tape.emit_pointwise("copy", (self,), out, layout)
-        self.tape.record((out,), (self,), lambda g: (g,))
-        return out
+        return out.with_gradient(lambda g: g, self)
 
     def contiguous(self) -> Tensor:
         """Return the tensor itself where it is row-major, a copy where it is not."""
@@ -153,9 +155,7 @@ class Tensor:
         """Cast to another number format; nothing happens where it is the same."""
         if dtype is self.dtype:
             return self
-        out = pointwise("cast", self, out_dtype=dtype)
-        self.tape.record((out,), (self,), lambda g: (g.to(self.dtype),))
-        return out
+        return pointwise("cast", self, out_dtype=dtype).with_gradient(lambda g: g.to(self.dtype), self)
 
     def sum_to(self, shape: Shape) -> Tensor:
         """Sum what was broadcast, so that ``shape`` is left; nothing happens where it is the shape already."""
@@ -173,31 +173,27 @@ class Tensor:
     def __add__(self, other: Tensor | float) -> Tensor:
         if not isinstance(other, Tensor):
             return unary("shift", self, lambda g: g)
-        out = pointwise("add", self, other)
 
         def back(g: Tensor) -> list[Tensor | None]:
             return [g.sum_to(t.shape) if t.needs_grad else None for t in (self, other)]
 
-        self.tape.record((out,), (self, other), back)
-        return out
+        return pointwise("add", self, other).with_gradient(back, self, other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
         if not isinstance(other, Tensor):
             return unary("scale", self, lambda g: g * other)
-        out = pointwise("mul", self, other)
 
         def back(g: Tensor) -> list[Tensor | None]:
             pairs = ((self, other), (other, self))
             return [pointwise("mul", g, b).sum_to(a.shape).to(a.dtype) if a.needs_grad else None for a, b in pairs]
 
-        self.tape.record((out,), (self, other), back, (self, other))
-        return out
+        return pointwise("mul", self, other).with_gradient(back, self, other, save=(self, other))
 
     def __neg__(self) -> Tensor:
         return unary("neg", self, lambda g: -g)
 
 
-GradientRule: TypeAlias = Callable[..., Sequence[Tensor | None]]
+GradientRule: TypeAlias = Callable[..., Tensor | Sequence[Tensor | None]]  # of one input its gradient alone
 
 
 @dataclass(slots=True)
@@ -321,9 +317,7 @@ def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) ->
 
 def unary(function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()) -> Tensor:
     """Launch a pointwise function of one tensor whose gradient is ``back``."""
-    out = pointwise(function, x)
-    x.tape.record((out,), (x,), lambda g: (back(g),), save)
-    return out
+    return pointwise(function, x).with_gradient(back, x, save=save)
 
 
 def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
@@ -352,8 +346,7 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     def back(g: Tensor) -> list[Tensor]:
         return [Tensor(g.tape, t.shape, g.strides, g.dtype, g.storage) for t in parts]
 
-    first.tape.record((out,), parts, back)
-    return out
+    return out.with_gradient(back, *parts)
 
 
 def is_turned(a: Tensor, b: Tensor) -> bool:

@@ -27,13 +27,11 @@ def activation(function: str, x: Tensor) -> Tensor:
     """Apply gelu, silu, relu, tanh ...: one kernel forward, one backward that reads one tensor more."""
     out = pointwise(function, x)
     kept = out if function in ("relu", "tanh", "sigmoid") else x
-    x.tape.record((out,), (x,), lambda g: (pointwise(f"{function}_grad", g, kept),), (kept,))
-    return out
+    return out.with_gradient(lambda g: pointwise(f"{function}_grad", g, kept), x, save=(kept,))
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """Return a / b; the gradients are g / b and -g·(a / b) / b."""
-    out = pointwise("div", a, b)
 
     def back(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         first = pointwise("div", g, b).sum_to(a.shape) if a.needs_grad else None
@@ -41,8 +39,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
         second = pointwise("mul", pointwise("neg", g), ratio).sum_to(b.shape) if b.needs_grad else None
         return first, second
 
-    a.tape.record((out,), (a, b), back, (a, b))
-    return out
+    return pointwise("div", a, b).with_gradient(back, a, b, save=(a, b))
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
@@ -54,20 +51,19 @@ def power(x: Tensor, exponent: float) -> Tensor:
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
     out = pointwise("rsqrt", x)
-    x.tape.record((out,), (x,), lambda g: (pointwise("mul", pointwise("scale", g), pointwise("cube", out)),), (out,))
-    return out
+    return out.with_gradient(
+        lambda g: pointwise("mul", pointwise("scale", g), pointwise("cube", out)), x, save=(out,)
+    )
 
 
 def reduce_last(function: str, x: Tensor) -> Tensor:
     """Take the sum or the mean over the last dimension, which stays with size 1."""
-    out = reduce(function, x, (*x.shape[:-1], 1))
 
-    def back(g: Tensor) -> tuple[Tensor]:
+    def back(g: Tensor) -> Tensor:
         spread = g.expand(*x.shape)
-        return (pointwise("scale", spread) if function == "mean" else spread,)
+        return pointwise("scale", spread) if function == "mean" else spread
 
-    x.tape.record((out,), (x,), back)
-    return out
+    return reduce(function, x, (*x.shape[:-1], 1)).with_gradient(back, x)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -78,8 +74,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     mask = x.tape.empty(x.shape, Dtype.BOOL, x.strides)
     op = Elementwise("dropout", x.numel, dtype=x.dtype, write=x.numel * (x.dtype.byte + Dtype.BOOL.byte))
     x.tape.emit(op, (x,), (out, mask))
-    x.tape.record((out,), (x,), lambda g: (pointwise("dropout_grad", g, mask),), (mask,))
-    return out
+    return out.with_gradient(lambda g: pointwise("dropout_grad", g, mask), x, save=(mask,))
 
 
 def linear(
@@ -115,8 +110,8 @@ def linear(
         rows, columns = (k, n) if in_major else (n, k)
         return multiply(weight, flat, m, k, n, False), multiply(factor, weight, rows, columns, m, True), d_bias
 
-    tape.record((out,), (flat, weight, bias), back, (factor, weight) if weight.needs_grad else (weight,))
-    return out.view(*x.shape[:-1], n)
+    kept = (factor, weight) if weight.needs_grad else (weight,)
+    return out.with_gradient(back, flat, weight, bias, save=kept).view(*x.shape[:-1], n)
 
 
 def _product_formats(x: Tensor, fp8: bool = False) -> tuple[Dtype, Dtype | None]:
@@ -153,8 +148,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         d_right = multiply(left.transpose(1, 2), g, k, n, m) if right.needs_grad else None
         return d_left, d_right
 
-    out = multiply(left, right, m, n, k)
-    tape.record((out,), (left, right), back, (left, right))
+    out = multiply(left, right, m, n, k).with_gradient(back, left, right, save=(left, right))
     return out.view(*a.shape[:-2], m, n)
 
 
@@ -182,8 +176,7 @@ def grouped_matmul(x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]],
                 tape.emit(Bmm(size, n, k, rows, dtype=math, out_dtype=result, turned=True), (g, factor), (d_w,))
         return d_x, d_w if weight.needs_grad else None
 
-    tape.record((out,), (x, weight), back, (factor, weight))
-    return out
+    return out.with_gradient(back, x, weight, save=(factor, weight))
 
 
 def attention(
@@ -214,8 +207,7 @@ def attention(
         tape.emit(operator(True), (g, q, k, v, out), views)
         return views
 
-    tape.record((out,), (q, k, v), back, (q, k, v, out))
-    return out
+    return out.with_gradient(back, q, k, v, save=(q, k, v, out))
 
 
 def softmax(x: Tensor, *, wide: bool = False, masked: float = 0.0) -> Tensor:
@@ -232,12 +224,11 @@ def softmax(x: Tensor, *, wide: bool = False, masked: float = 0.0) -> Tensor:
     op = Softmax(rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind, masked=masked)
     out = x.tape.launch(op, (x,), x.shape, kind)
 
-    def back(g: Tensor) -> tuple[Tensor]:
+    def back(g: Tensor) -> Tensor:
         op = Softmax(rows, dim, dtype=kind, out_dtype=None if kind is x.dtype else x.dtype, backward=True)
-        return (g.tape.launch(op, (g, out), x.shape, x.dtype),)
+        return g.tape.launch(op, (g, out), x.shape, x.dtype)
 
-    x.tape.record((out,), (x,), back, (out,))
-    return out
+    return out.with_gradient(back, x, save=(out,))
 
 
 def cross_entropy(logits: Tensor) -> Tensor:
@@ -247,14 +238,13 @@ def cross_entropy(logits: Tensor) -> Tensor:
     picked = rows * (dtype.byte + Dtype.INT64.byte)
     loss = tape.launch(Elementwise("gather", rows, dtype=dtype, read=picked, write=dtype.byte), (logp,), (1,))
 
-    def back(g: Tensor) -> tuple[Tensor]:
+    def back(g: Tensor) -> Tensor:
         d_logp = fill(tape, logits.shape, dtype)
         tape.emit(Elementwise("copy", rows, dtype=dtype, read=rows * Dtype.INT64.byte), (g,), (d_logp,))
         op = Softmax(rows, dim, dtype=dtype, backward=True, log=True)
-        return (tape.launch(op, (d_logp, logp), logits.shape),)
+        return tape.launch(op, (d_logp, logp), logits.shape)
 
-    tape.record((loss,), (logits,), back, (logp,))
-    return loss
+    return loss.with_gradient(back, logits, save=(logp,))
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -284,8 +274,7 @@ def _normalise_rows(
         d_x = g.tape.launch(kind(rows, dim, dtype=x.dtype, backward=True), (g, x), x.shape, x.dtype)
         return d_x, *[None if t is None else g.tape.empty(t.shape, x.dtype) for t in weights]
 
-    x.tape.record((out,), (x, *weights), back, (x,))
-    return out
+    return out.with_gradient(back, x, *weights, save=(x,))
 
 
 def batch_norm(x: Tensor) -> Tensor:
@@ -303,8 +292,7 @@ def batch_norm(x: Tensor) -> Tensor:
     if tape.training:  # a counter of the batches seen
         tape.emit(Elementwise("shift", 1, dtype=Dtype.INT64), (), (tape.empty((1,), Dtype.INT64),))
     out = tape.launch(operator("batchnorm_train" if tape.training else "batchnorm"), (x, weight, bias), x.shape)
-    tape.record((out,), (x, weight, bias), back, (x,))
-    return out
+    return out.with_gradient(back, x, weight, bias, save=(x,))
 
 
 def embedding(weight: Tensor, tokens: tuple[int, ...], indices: int | None = None) -> Tensor:
@@ -321,8 +309,7 @@ def _gather_rows(table: Tensor, shape: tuple[int, ...], indices: int) -> Tensor:
     """Gather rows; their gradients are added into zeros."""
     byte = prod(shape) * table.dtype.byte + indices * Dtype.INT64.byte
     out = table.tape.launch(Elementwise("gather", prod(shape), dtype=table.dtype, read=byte), (table,), shape)
-    table.tape.record((out,), (table,), lambda g: (scatter_gradient(g, table, indices),))
-    return out
+    return out.with_gradient(lambda g: scatter_gradient(g, table, indices), table)
 
 
 def scatter_gradient(g: Tensor, table: Tensor, indices: int) -> Tensor:
@@ -335,28 +322,23 @@ def scatter_gradient(g: Tensor, table: Tensor, indices: int) -> Tensor:
 
 def sum_rows(x: Tensor, rows: int) -> Tensor:
     """Sum neighbouring rows, ``[rows·k, dim]`` -> ``[rows, dim]``."""
-    out = reduce("sum", x, (rows, x.shape[-1]), across=True)
 
-    def back(g: Tensor) -> tuple[Tensor]:
-        return (g.unsqueeze(1).expand(rows, x.shape[0] // rows, x.shape[-1]).reshape(*x.shape),)
+    def back(g: Tensor) -> Tensor:
+        return g.unsqueeze(1).expand(rows, x.shape[0] // rows, x.shape[-1]).reshape(*x.shape)
 
-    x.tape.record((out,), (x,), back)
-    return out
+    return reduce("sum", x, (rows, x.shape[-1]), across=True).with_gradient(back, x)
 
 
 def sum_picked_rows(x: Tensor, rows: int) -> Tensor:
     """Pick rows in another order and sum those of each result in one kernel, ``[rows·k, dim]`` -> ``[rows, dim]``."""
     tape, index_byte = x.tape, x.shape[0] * Dtype.INT64.byte
-    n = rows * x.shape[-1]
-    op = Elementwise("add", n, dtype=x.dtype, read=x.byte + index_byte)
-    out = tape.launch(op, (x,), (rows, x.shape[-1]))
 
-    def back(g: Tensor) -> tuple[Tensor]:
+    def back(g: Tensor) -> Tensor:
         op = Elementwise("gather", x.numel, dtype=g.dtype, read=g.byte + index_byte)
-        return (tape.launch(op, (g,), x.shape, x.dtype),)
+        return tape.launch(op, (g,), x.shape, x.dtype)
 
-    tape.record((out,), (x,), back)
-    return out
+    op = Elementwise("add", rows * x.shape[-1], dtype=x.dtype, read=x.byte + index_byte)
+    return tape.launch(op, (x,), (rows, x.shape[-1])).with_gradient(back, x)
 
 
 def gather_parts(x: Tensor, gpus: int, stride: int = 1) -> None:
@@ -370,8 +352,7 @@ def send_rows(x: Tensor, rows: int, byte: int, gpus: int, stride: int = 1, overl
     """Send rows of ``x`` to the GPUs that need them and return the ``rows`` received; gradients go the way back."""
     op = Collective("all_to_all", byte, gpus, dtype=x.dtype, stride=stride, overlaps=overlaps)
     out = x.tape.launch(op, (x,), (rows, x.shape[-1]))
-    x.tape.record((out,), (x,), lambda g: (send_rows(g, x.shape[0], byte, gpus, stride),))
-    return out
+    return out.with_gradient(lambda g: send_rows(g, x.shape[0], byte, gpus, stride), x)
 
 
 def enter_parallel(x: Tensor, gpus: int) -> Tensor:
@@ -379,8 +360,7 @@ def enter_parallel(x: Tensor, gpus: int) -> Tensor:
     if gpus == 1:
         return x
     out = Tensor(x.tape, x.shape, x.strides, x.dtype, x.storage)
-    x.tape.record((out,), (x,), lambda g: (leave_parallel(g, gpus),))
-    return out
+    return out.with_gradient(lambda g: leave_parallel(g, gpus), x)
 
 
 def leave_parallel(x: Tensor, gpus: int) -> Tensor:
@@ -421,8 +401,7 @@ def convolve(
     out = tape.launch(forward, (x, weight), shape, x.dtype)
     if offset is not None:  # cuDNN adds it in place, by another kernel
         tape.emit_pointwise("add", (out, offset), out, Layout.BROADCAST, (prod(shape[:2]), None))
-    tape.record((out,), (x, weight, offset), back, (x, weight))
-    return out
+    return out.with_gradient(back, x, weight, offset, save=(x, weight))
 
 
 def max_pool(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -433,20 +412,18 @@ def max_pool(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     write = prod(shape) * x.dtype.byte + index_byte
     out = tape.launch(Elementwise("pool", x.numel, dtype=x.dtype, write=write, rows=n * c), (x,), shape)
 
-    def back(g: Tensor) -> tuple[Tensor]:
+    def back(g: Tensor) -> Tensor:
         op = Elementwise("pool_grad", x.numel, dtype=x.dtype, read=g.byte + index_byte, rows=n * c)
-        return (tape.launch(op, (g,), x.shape, x.dtype),)
+        return tape.launch(op, (g,), x.shape, x.dtype)
 
-    tape.record((out,), (x,), back)
-    return out
+    return out.with_gradient(back, x)
 
 
 def mean_pool(x: Tensor) -> Tensor:
     """Take the mean over the whole picture: ``[n, c, h, w]`` -> ``[n, c]``."""
     n, c, h, w = x.shape
     out = reduce("mean", x, (n, c))
-    x.tape.record((out,), (x,), lambda g: (pointwise("scale", g.view(n, c, 1, 1).expand(n, c, h, w)),))
-    return out
+    return out.with_gradient(lambda g: pointwise("scale", g.view(n, c, 1, 1).expand(n, c, h, w)), x)
 
 
 def upsample(x: Tensor) -> Tensor:
@@ -454,5 +431,4 @@ def upsample(x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     out = x.tape.empty((n, c, 2 * h, 2 * w), x.dtype)
     x.tape.emit_pointwise("copy", (x,), out, Layout.BROADCAST)
-    x.tape.record((out,), (x,), lambda g: (reduce("sum", g, x.shape),))
-    return out
+    return out.with_gradient(lambda g: reduce("sum", g, x.shape), x)

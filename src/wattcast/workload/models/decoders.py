@@ -442,7 +442,7 @@ def _latent_self_attention(
         plain, turned = g.slice(-1, 0, dims.plain_dim), g.slice(-1, dims.plain_dim, dims.dim)
         return plain.clone(), turned.sum_to((g.shape[0], 1, g.shape[2], dims.rotary_dim))
 
-    x.tape.record((k,), (plain, k_turn), back)
+    k = k.with_gradient(back, plain, k_turn)
     out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=True)
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
@@ -452,8 +452,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
     even, odd = pairs.select(-1), pairs.select(-1)
     left, right = even * cos, odd * sin
-    first = pointwise("sub", left, right)
-    x.tape.record((first,), (left, right), lambda g: (g, pointwise("neg", g)))
+    first = pointwise("sub", left, right).with_gradient(lambda g: (g, pointwise("neg", g)), left, right)
     return cat([first, odd * cos + even * sin], -1)
 
 

@@ -356,8 +356,7 @@ def _pad_picture(x: Tensor, window: int) -> Tensor:
     """Copy ``[n, h, w, c]`` into zeros whose sides are multiples of the window; Hugging Face copies in any case."""
     n, h, w, c = x.shape
     out = x.pad_back((n, *(-(-size // window) * window for size in (h, w)), c))
-    x.tape.record((out,), (x,), lambda g: (g.slice(1, 0, h).slice(2, 0, w),))
-    return out
+    return out.with_gradient(lambda g: g.slice(1, 0, h).slice(2, 0, w), x)
 
 
 def _cut_windows(x: Tensor, window: int) -> Tensor:

@@ -130,7 +130,7 @@ def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, 
     shape, n = (tokens, dims.experts_chosen), tokens * dims.experts_chosen
     read = n * (Dtype.FP32.byte + Dtype.INT64.byte)
     weights = x.tape.launch(Elementwise("gather", n, dtype=Dtype.FP32, read=read), (scores,), shape, Dtype.FP32)
-    x.tape.record((weights,), (scores,), lambda g: (functional.scatter_gradient(g, scores, g.numel),))
+    weights = weights.with_gradient(lambda g: functional.scatter_gradient(g, scores, g.numel), scores)
     if dims.router_renormalise:
         weights = functional.divide(weights, functional.reduce_last("sum", weights) + 1e-20)
     return weights * 2.5
@@ -141,9 +141,9 @@ def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: boo
     shape, write = (scores.shape[0], count), scores.shape[0] * count * (dtype.byte + Dtype.INT64.byte)
     op = Elementwise("topk", scores.numel, dtype=scores.dtype, write=write)
     out = scores.tape.launch(op, (scores,), shape, dtype)
-    if differentiable:
-        scores.tape.record((out,), (scores,), lambda g: (functional.scatter_gradient(g, scores, g.numel),))
-    return out
+    if not differentiable:
+        return out
+    return out.with_gradient(lambda g: functional.scatter_gradient(g, scores, g.numel), scores)
 
 
 def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor) -> Tensor:
