@@ -115,6 +115,7 @@ def build_kernels(
     asked = index_words(ops, lambda op: (kernel_mapping(op).tensor_cores, op.math_dtype))
     event_names, rates, said = zip(*(_choose_pipe(*pipe, gpu) for pipe in asked.values), strict=True)
     events, notes = CodedColumn(event_names, asked.place), CodedColumn(said, asked.place)
+    rate_of = np.stack([sweep_values(rate) for rate in np.broadcast_arrays(*rates)], axis=-1)  # (*sweep, pipe)
     conditions = tuple(conditions)
     flop, sfu_op, read, written = count_columns(ops, _operator_work)
     check_size(ops[int(np.argmax(read + written))])
@@ -130,7 +131,7 @@ def build_kernels(
         ops=ops,
         family=index_words(ops, attrgetter("family")),
         pipe_event=events,
-        pipe_per_cycle=_stack_rates(rates).take(asked.place, axis=-1),
+        pipe_per_cycle=rate_of.take(asked.place, axis=-1),
         flop=flop,
         sfu_op=sfu_op,
         work=work,
@@ -150,22 +151,25 @@ def compute_work(
 ) -> KernelWork:
     """Return the work columns of all operators, counted family by family."""
     if len(ops) > _MOST_TOGETHER:
-
-        def count_block(block: slice) -> KernelWork:
-            return compute_work(ops[block], conditions[block], events[block], reference)
-
-        return join_work(map_blocks(count_block, len(ops), _MOST_TOGETHER))
+        parts = map_blocks(
+            lambda at: compute_work(ops[at], conditions[at], events[at], reference), len(ops), _MOST_TOGETHER
+        )
+        return join_work(parts)
     rates = map_distinct(reference.per_cycle.__getitem__, events)
     told = ConditionColumns.from_conditions(conditions)
-    parts = [
+    counted = [
         (rows, work(select_operators(ops, rows), told.select_rows(rows), rates[rows], reference))
         for work, rows in _rows_by(index_words(ops, kernel_mapping), "work")
     ]
-    kernel_family = CodedColumn.from_parts(((rows, part.kernel_family) for rows, part in parts), len(ops))
-    columns, features, likelihoods = merge_families(parts, len(ops))
+    kernel_family = CodedColumn.from_parts(((rows, part.kernel_family) for rows, part in counted), len(ops))
+    columns, features, likelihoods = merge_families(counted, len(ops))
     columns["units"] = columns["units"].round(6)  # a mean over likely kernels: 264 blocks are two waves, not three
-    if told.counted.any():
-        _set_counted_memory(columns, ops, told, reference)
+    if (rows := told.counted.nonzero()[0]).size:
+        # A profiler replays kernels: operands come from device memory, and results stay in L2 as far as a third of it
+        # holds them (21 counted operators whose working set fits L2 read all operands and wrote nothing)
+        read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
+        columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
+        columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
     between = columns["between_byte"]
     columns["between_dram_byte"] = between * (1.0 - resident_share(between, reference.l2_byte))
     features |= _ideal_features(columns, rates, reference)
@@ -182,20 +186,6 @@ def _rows_by(mappings: CodedColumn[KernelMapping], name: str) -> list[tuple[Any,
     of_row = place.take(mappings.place)
     rows = [(of, np.flatnonzero(of_row == i)) for i, of in enumerate(functions) if of is not None]
     return sorted(rows, key=lambda item: f"{item[0].__module__}.{item[0].__qualname__}")
-
-
-def _set_counted_memory(
-    columns: Columns, ops: Sequence[Operator], told: ConditionColumns, reference: ReferenceChip
-) -> None:
-    """Set device memory traffic to what a profiler that replays kernels counts.
-
-    Operands come from device memory, and results stay in L2 as far as a third of it holds them: 21 counted operators
-    whose working set fits L2 read all operands and wrote nothing.
-    """
-    rows = told.counted.nonzero()[0]
-    read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
-    columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
-    columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
 
 
 def _ideal_features(work: Columns, rate: Array, reference: ReferenceChip) -> Columns:
@@ -233,13 +223,6 @@ def kernel_choice_inputs(
     return choosers.tolist(), sizes, shape
 
 
-def _stack_rates(rates: Sequence[Sweepable]) -> Array:
-    """Return rates of pipes as ``(*sweep, pipe)``."""
-    if all(isinstance(rate, float) for rate in rates):
-        return np.array(rates)
-    return np.stack([c[..., 0] if c.ndim else c for c in np.broadcast_arrays(*rates)], axis=-1)
-
-
 def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> tuple[str, Sweepable, str]:
     """Return the event of a pipe, its rate per cycle and SM, and an assumption if the format has no unit of its own.
 
@@ -270,22 +253,21 @@ def reference_chip(gpu: Gpu) -> ReferenceChip:
     is taken as 40 bytes a cycle and SM beside HBM (an A100 has 47, an H200 39), and as 4.5 times the rate of device
     memory beside GDDR, whose channels each have their own slices (products of an L40S ask for 4 to 5 times).
     """
-    clock_hz, dram, sms = (
-        _take_first(gpu.clocks.max_hz),
-        _take_first(gpu.memory.byte_per_s),
-        _take_first(gpu.sm_count),
-    )
+    clock_hz, dram, sms = map(_take_first, (gpu.clocks.max_hz, gpu.memory.byte_per_s, gpu.sm_count))
     cuda = {CUDA_EVENT[d]: _take_first(r) for d, r in gpu.pipes.cuda_flop_per_cycle.items()}
     tensor = {TENSOR_EVENT[d]: _take_first(r) for d, r in gpu.pipes.tensor_flop_per_cycle.items()}
     stand_in = 4.5 * dram / clock_hz if gpu.memory.kind.startswith("GDDR") else 40.0 * sms
-    l2 = _take_first(gpu.l2.byte_per_cycle) if gpu.l2.byte_per_cycle is not None else stand_in
-    capacity = _take_first(gpu.l2.capacity_byte) if gpu.l2.capacity_byte is not None else 0.0
-    sfu = _take_first(gpu.pipes.sfu_op_per_cycle) if gpu.pipes.sfu_op_per_cycle is not None else 0.0
-    shared = _take_first(gpu.sm.shared_byte_per_block) if gpu.sm.shared_byte_per_block is not None else 0.0
-    known = (sms, max(capacity, 1.0), l2, dram / clock_hz, clock_hz, sfu, cuda | tensor)
-    return ReferenceChip(*known, shared_byte=shared)
+    return ReferenceChip(
+        sm_count=sms,
+        l2_byte=max(_take_first(gpu.l2.capacity_byte), 1.0),
+        l2_byte_per_cycle=_take_first(gpu.l2.byte_per_cycle, stand_in),
+        dram_byte_per_cycle=dram / clock_hz,
+        top_hz=clock_hz,
+        sfu_per_cycle=_take_first(gpu.pipes.sfu_op_per_cycle),
+        per_cycle=cuda | tensor,
+        shared_byte=_take_first(gpu.sm.shared_byte_per_block),
+    )
 
 
-def _take_first(value: Sweepable) -> float:
-    array: Array = sweep_values(value)
-    return float(array.flat[0])
+def _take_first(value: Sweepable | None, unknown: float = 0.0) -> float:
+    return unknown if value is None else float(sweep_values(value).flat[0])

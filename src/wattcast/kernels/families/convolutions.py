@@ -15,7 +15,6 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from wattcast.core.arrays import Array, CodedColumn, index_distinct
 from wattcast.core.units import Dtype
@@ -54,21 +53,7 @@ from wattcast.kernels.kernel_table import (
 )
 from wattcast.workload.operator_types import Conv2d
 
-_Rows = npt.NDArray[np.intp]
 _TAPS = ("last.plain", "last.wide")  # one kernel, which loads every tap; slower in half precision, which it widens
-
-
-def _put_depthwise(work: Columns, names: list[str], ops: Sequence[Conv2d], rows: _Rows, both: Array) -> None:
-    """Put in the work of rows that are depthwise, and their kernels' names; ``both`` are bytes read and written."""
-    found = []
-    for i in rows.tolist():
-        names[i] = _depthwise_kind(ops[i])
-        found.append(_take_depthwise(ops[i], names[i]))
-    units, flop, held, steps, shared, again, launches = as_columns(found)
-    work["units"][rows], work["unit_flop"][rows] = units, flop
-    work["slots"][rows], work["steps"][rows], work["shared_byte"][rows] = held, steps, shared
-    work["l2_byte"][rows], work["store_byte"][rows] = both[rows] + again, 0.0
-    work["launches"][rows] += launches
 
 
 def _depthwise_kind(op: Conv2d) -> str:
@@ -209,10 +194,14 @@ def convolution_work(
         "slots": tile["slots"],
     }
     padding = k[:, 0] / product[3]
-    names = [""] * len(ops)
-    if s.depthwise.any():
+    names = [_depthwise_kind(op) if alone else "" for op, alone in zip(ops, s.depthwise.tolist(), strict=True)]
+    if (rows := s.depthwise.nonzero()[0]).size:
         work, padding = {name: values.copy() for name, values in work.items()}, padding * dense
-        _put_depthwise(work, names, ops, s.depthwise.nonzero()[0], read + write)
+        *found, again, launches = as_columns([_take_depthwise(ops[i], names[i]) for i in rows.tolist()])
+        for name, values in zip(("units", "unit_flop", "slots", "steps", "shared_byte"), found, strict=True):
+            work[name][rows] = values
+        work["l2_byte"][rows], work["store_byte"][rows] = (read + write)[rows] + again, 0.0
+        work["launches"][rows] += launches
     forms = CodedColumn(*index_distinct((op.groups > 1, name) for op, name in zip(ops, names, strict=True)))
     group, blend = blend_families(_kernel_family, forms, picks)
     features_, logs, aligned = product_features(*product, tile, reference)

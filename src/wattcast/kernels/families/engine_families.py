@@ -45,11 +45,11 @@ def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> K
 
     def work(ops: Sequence[Any], told: ConditionColumns, rate: Array, reference: ReferenceChip) -> FamilyColumns:
         known = zip(ops, told.cold.tolist(), told.warm.tolist(), rate.tolist(), strict=True)
-        rows = [count(*one, reference) for one in known]
-        table = as_columns([row[1] for row in rows])
-        plain = {name: np.array([row[2][name] for row in rows]) for name in rows[0][2]}
-        logs = {name: np.array([row[3][name] for row in rows]) for name in rows[0][3]}
-        return FamilyColumns([row[0] for row in rows], dict(zip(_WORK, table, strict=True)), plain, logs, {})
+        families, *tables = zip(*(count(*one, reference) for one in known), strict=True)
+        plain, logs = (
+            {name: np.array([row[name] for row in rows], np.float64) for name in rows[0]} for rows in tables[1:]
+        )
+        return FamilyColumns(families, dict(zip(_WORK, as_columns(tables[0]), strict=True)), plain, logs, {})
 
     work.__qualname__ = work.__name__ = count.__name__.lstrip("_")
     return KernelMapping(work, tensor_cores=count is not _count_rows)
@@ -153,15 +153,14 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
     )
     batch = float(sum(count for count, _, _ in op.groups))
     plain = {
-        "head_dim": dim, "fp8": float(fp8), "windowed": float(op.window > 0), "cold": float(cold),
-        "sink": float(op.sink), "softcap": float(op.softcap > 0), "scheduled": float(op.scheduled),
-        "fill": total / (sms * busiest), "kinds": float(len(op.groups)),
-        "pad_m": min(group * op.tokens / batch / tile_m, 1.0),
+        "head_dim": dim, "fp8": fp8, "windowed": op.window > 0, "cold": cold, "sink": op.sink,
+        "softcap": op.softcap > 0, "scheduled": op.scheduled, "fill": total / (sms * busiest),
+        "kinds": len(op.groups), "pad_m": min(group * op.tokens / batch / tile_m, 1.0),
     }  # fmt: skip
     logs = {
-        "log_batch": batch, "log_q": op.tokens / batch, "log_kv": op.keys / batch, "log_heads": float(op.heads),
-        "log_group": float(group), "log_cut": max(cuts), "log_units": units, "log_busiest": busiest,
-        "log_longest": float(max(kv for _, _, kv in op.groups)),
+        "log_batch": batch, "log_q": op.tokens / batch, "log_kv": op.keys / batch, "log_heads": op.heads,
+        "log_group": group, "log_cut": max(cuts), "log_units": units, "log_busiest": busiest,
+        "log_longest": max(kv for _, _, kv in op.groups),
     }  # fmt: skip
     triton = fp8 and (old or blackwell) and op.head_dim not in _OWN_DIMS
     return f"attention.engine.paged.{kind}{'.fp8' * fp8}{'.triton' * triton}", work, plain, logs
@@ -239,10 +238,10 @@ def _count_latent(op: engine.LatentAttention, cold: bool, warm: bool, rate: floa
         *(load_byte + read - op.cache_byte + write, 3.0 * load_byte, read * gone, write * gone, 0.0, between, 1.0),
         max(2.0 * rows * keys * (qk + v) * tiles * walked - op.flop, 0.0),
     )
-    plain = {"fp8": float(width < 2), "cold": float(cold), "fill": tiles * walked / (sms * busiest)}
+    plain = {"fp8": width < 2, "cold": cold, "fill": tiles * walked / (sms * busiest)}
     logs = {
-        "log_batch": float(op.batch), "log_heads": float(op.heads), "log_kv": float(op.kv_len),
-        "log_q": float(op.q_len), "log_cut": float(cut), "log_units": units, "log_busiest": busiest,
+        "log_batch": op.batch, "log_heads": op.heads, "log_kv": op.kv_len, "log_q": op.q_len, "log_cut": cut,
+        "log_units": units, "log_busiest": busiest,
     }  # fmt: skip
     kernel = f"{op.phase}.{op.kernel}{'.fp8' if width < 2 else ''}" if decode else "prefill"
     return f"attention.engine.latent.{kernel}", work, plain, logs
@@ -282,20 +281,18 @@ def _count_product(op: engine.NarrowProduct, cold: bool, warm: bool, rate: float
         *(out, between, 1.0, 0.0),
     )
     plain = {
-        "tile_m": tile_m, "tile_n": tile_n, "fill": tiles / (sms * ceil(tiles / sms)),
-        "pad_m": m / (rows * tile_m),
-        "scaled_tensor": float(isinstance(op, engine.ScaledProduct) and op.scales == "tensor"),
-        "zero_points": float(isinstance(op, engine.WeightOnlyProduct) and op.zero_points),
-        "narrow": float(isinstance(op, engine.WeightOnlyProduct) and op.weights in ("int4", "fp4")),
-        "fill_128": _share_filled(m, n, 128.0, 128.0, sms), "fill_256": _share_filled(m, n, 256.0, 128.0, sms),
+        "tile_m": tile_m, "tile_n": tile_n, "fill": _fill_slots(tiles, sms), "pad_m": m / (rows * tile_m),
+        "scaled_tensor": isinstance(op, engine.ScaledProduct) and op.scales == "tensor",
+        "zero_points": isinstance(op, engine.WeightOnlyProduct) and op.zero_points,
+        "narrow": isinstance(op, engine.WeightOnlyProduct) and op.weights in ("int4", "fp4"),
+        **{f"fill_{side}": _fill_slots(ceil(m / side) * ceil(n / 128.0), sms) for side in (128, 256)},
     }  # fmt: skip
-    logs = {"log_m": m, "log_n": n, "log_k": k, "log_units": float(tiles)}
-    return f"gemm.engine.{group}", work, plain, logs
+    return f"gemm.engine.{group}", work, plain, {"log_m": m, "log_n": n, "log_k": k, "log_units": tiles}
 
 
-def _share_filled(m: float, n: float, tile_m: float, tile_n: float, sms: float) -> float:
-    tiles = ceil(m / tile_m) * ceil(n / tile_n)
-    return tiles / (sms * ceil(tiles / sms))
+def _fill_slots(units: float, slots: float) -> float:
+    """Return the share of slots that have work over all waves."""
+    return units / (slots * ceil(units / slots))
 
 
 def _product_tile(op: engine.NarrowProduct) -> tuple[str, float, float, float]:
@@ -404,16 +401,15 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     )
     kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
     plain = {
-        "top_k": float(op.top_k), "fp8": float(fp8), "blockwise": float(op.scales == "block"),
-        "narrow": float(narrow), "tuned": float(has_tuned_tiles(op.experts, op.intermediate, kind)),
-        "skewed": engine.RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
-        "fill": tiles / (sms * ceil(tiles / sms)), "padding": picks / padded,
-        "active_share": op.active / op.experts, "block_m": float(block),
+        "top_k": op.top_k, "fp8": fp8, "blockwise": op.scales == "block", "narrow": narrow,
+        "tuned": has_tuned_tiles(op.experts, op.intermediate, kind),
+        "skewed": engine.RANK_EXPONENTS.get(op.routing, 0.0) + op.skew, "fill": _fill_slots(tiles, sms),
+        "padding": picks / padded, "active_share": op.active / op.experts, "block_m": block,
         "held": min(weight / reference.l2_byte, 3.0),
-        **{name: float(name in kernel) for name in engine.EXPERT_LIBRARIES},
+        **{name: name in kernel for name in engine.EXPERT_LIBRARIES},
     }  # fmt: skip
     logs = {
-        "log_tokens": float(op.tokens), "log_experts": float(op.experts), "log_hidden": hidden, "log_inner": inner,
+        "log_tokens": op.tokens, "log_experts": op.experts, "log_hidden": hidden, "log_inner": inner,
         "log_active": op.active, "log_each": picks / op.active, "log_units": tiles,
         "log_elsewhere": 1.0 + op.elsewhere,
     }  # fmt: skip
@@ -501,11 +497,9 @@ def _count_rows(op: engine.RowKernel, cold: bool, warm: bool, rate: float, refer
         *(units, rate * cycles * padded / units, steps, launches, read + write, 2.0 * (read + write)),
         *(read * gone, write * gone, 0.0, 0.0, slots, 0.0),
     )
-    plain = {
-        "cold": float(cold), "residual": float(residual), "byte_per_element": (read + write) / max(elements, 1.0),
-        "fill": units / (slots * sms * ceil(units / (slots * sms))),
-    }  # fmt: skip
-    logs = {"log_rows": float(op.rows), "log_dim": float(op.dim), "log_byte": read + write, "log_n": elements}
+    plain = {"cold": cold, "residual": residual, "byte_per_element": (read + write) / max(elements, 1.0)}
+    plain["fill"] = _fill_slots(units, slots * sms)
+    logs = {"log_rows": op.rows, "log_dim": op.dim, "log_byte": read + write, "log_n": elements}
     root = "rmsnorm" if isinstance(op, engine.EngineRmsNorm) else "elementwise"
     return f"{root}.engine.rows.{kind}{'.' + detail if detail else ''}", work, plain, logs
 

@@ -54,7 +54,8 @@ def special_kernel(op: Elementwise) -> str:
     if name == "cat" and op.layout is Layout.CONTIGUOUS:
         return "vector.cat"
     if name == "cat":
-        return "cat.append" if appends_to_cache(op) or _fills_cache(op) else ""
+        fills_cache = op.rows and op.run and op.rows * op.run == op.n  # one part is all of it: a prompt's keys
+        return "cat.append" if appends_to_cache(op) or fills_cache else ""
     if name == "scatter_add" and _index_count(op) > _FEW_INDICES:
         return "scatter.sorted"
     return _BY_FUNCTION.get(name, "")
@@ -78,18 +79,12 @@ def appends_to_cache(op: Elementwise) -> bool:
     return op.function == "cat" and bool(op.rows and op.run and op.run < _SMALL_PART * op.n / op.rows)
 
 
-def _fills_cache(op: Elementwise) -> bool:
-    """Return whether one part is all of it: a prompt's keys or values that become a new cache."""
-    return bool(op.rows and op.run and op.rows * op.run == op.n)
-
-
 def special_grid(kernel: str, op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
     """Return how the work of ``op`` is cut into blocks; None where it is cut as any kernel that streams.
 
     ``missing`` is the share of its bytes that L2 does not hold.
     """
-    maker = _GRIDS.get(kernel)
-    return maker(op, sm_count, missing) if maker else None
+    return _GRIDS[kernel](op, sm_count, missing) if kernel in _GRIDS else None
 
 
 class _ImageShape(NamedTuple):
