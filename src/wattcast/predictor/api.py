@@ -126,7 +126,9 @@ def predict_many(
     given: dict[str, Any] = {name: value for name, value in options.items() if name in SETTING_NAMES}
     of_all: dict[str, Any] = {name: value for name, value in options.items() if name not in given}
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
-    asked = [(workload, _read_options({**of_all, **own})) for workload, own in pairs]
+    for name in [name for _, own in pairs for name in (*of_all, *own) if name not in OPTION_NAMES]:
+        raise unknown_option_error(name, SETTING_NAMES)  # it may have been meant for a setting of ``predict``
+    asked = [(workload, ModelOptions.from_names(**{**of_all, **own})) for workload, own in pairs]
     graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
     prices = parse_prices(**{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given})
     chip = find_gpu(gpu, given.pop("node", None))
@@ -144,14 +146,6 @@ def predict_many(
     notes += prices.notes
     found = predict_graphs([_note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
     return [replace(p, prices=prices) for p in found]
-
-
-def _read_options(given: Mapping[str, object]) -> ModelOptions:
-    """Return the options of a model; an unknown name may have been meant for a setting of ``predict``."""
-    for name in given:
-        if name not in OPTION_NAMES:
-            raise unknown_option_error(name, SETTING_NAMES)
-    return ModelOptions.from_names(**given)
 
 
 def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
@@ -307,10 +301,8 @@ def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: M
 
 def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
     """Return the bundle given, read it from its folder, or take the one that Wattcast has for the GPU."""
-    if bundle is None:
-        return bundle_for(gpu)
-    if isinstance(bundle, Bundle):
-        return bundle
+    if bundle is None or isinstance(bundle, Bundle):
+        return bundle or bundle_for(gpu)
     from wattcast.predictor.bundle.calibrated import load_bundle  # few predictions bring a bundle
 
     found = load_bundle(Path(bundle))

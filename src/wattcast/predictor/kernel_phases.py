@@ -97,17 +97,19 @@ def build_timeline(
     main_byte = memory_tail(kernels, gpu.sm_count) * (work.dram_read_byte + (work.dram_write_byte - late_byte))
     off_chip_s = np.divide(off_chip * memory * main_byte, gpu.memory.byte_per_s, order="F")
     in_waves = count_waves(kernels, gpu.sm_count)
-    on_chip = _compute_cycles(kernels, gpu, in_waves, time_factor * compute)
+    factor = time_factor * compute
+    on_chip = np.asarray(in_waves * (factor * work.unit_flop / kernels.pipe_per_cycle))  # of the busiest SM
+    if gpu.pipes.sfu_op_per_cycle is not None:
+        sfu_per_cycle = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
+        on_chip = np.maximum(on_chip, np.divide(factor * kernels.sfu_op, sfu_per_cycle, order="F"))
     if l2_rate is not None:
         loaded_byte = time_factor * l2 * work.l2_byte * load_imbalance(kernels, gpu.sm_count, in_waves)
         on_chip = np.maximum(on_chip, np.divide(loaded_byte, l2_rate, order="F"))
     between = _add_moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
     events, value = count_events(kernels)
     tensor_rows = np.flatnonzero(map_distinct(_TENSOR.__contains__, kernels.pipe_event))
-    calls = kernels.calls
-    tensor_each = (kernels.flop + work.padded_flop).take(tensor_rows) / np.asarray(kernels.pipe_per_cycle).take(
-        tensor_rows, axis=-1
-    )
+    tensor_rate = np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
+    tensor_each = (kernels.flop + work.padded_flop).take(tensor_rows) / tensor_rate
     start_s = time_factor * fixed_s * work.launches
     start: tuple[KernelPhase, ...] = (KernelPhase("fixed", None, start_s),)
     if launch.start_hz is not None:
@@ -128,7 +130,7 @@ def build_timeline(
         time_factor=time_factor,
         energy_factor=energy_factor,
         active=count_active_sms(kernels, in_waves),
-        calls=calls,
+        calls=kernels.calls,
         host_s=launch.host_s(index_words(kernels.ops, attrgetter("kind"))),
         near=near,
     )
@@ -174,15 +176,6 @@ def find_correction(group: str, corrections: Mapping[str, Correction]) -> Correc
     if not (name := find_known_kind(group, corrections)):
         raise bad_value("corrections", f"{group}, or what it is a kind of", ", ".join(corrections))
     return corrections[name]
-
-
-def _compute_cycles(kernels: Kernels, gpu: Gpu, in_waves: Array, factor: Array) -> Array:
-    """Compute the cycles of the busiest SM's pipes, ``(*sweep, kernel)``, times a factor per kernel."""
-    cycles = np.asarray(in_waves * (factor * kernels.work.unit_flop / kernels.pipe_per_cycle))
-    if gpu.pipes.sfu_op_per_cycle is not None:
-        sfu_per_cycle = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
-        cycles = np.maximum(cycles, np.divide(factor * kernels.sfu_op, sfu_per_cycle, order="F"))
-    return cycles
 
 
 def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:

@@ -470,18 +470,16 @@ class ColdCacheDelay:
 
 
 def cold_cache_terms(kernels: Kernels, l2_byte: float) -> Array:
-    """Return M·w and M·w·B of one run of each kernel, ``(2, kernel)``, which λ_o and λ_b multiply."""
-    work = kernels.work
-    once = ~map_distinct(_STREAMED.__contains__, kernels.family)
-    met = once * streamed_share(work.l2_byte, l2_byte) * _pushed_out(kernels, l2_byte)
-    return np.array([met, met * work.l2_byte])
+    """Return M·w and M·w·B of one run of each kernel, ``(2, kernel)``, which λ_o and λ_b multiply.
 
-
-def _pushed_out(kernels: Kernels, l2_byte: float) -> Array:
-    """Return M of each kernel, a mean over its runs: repeated blocks see their own bytes pass, others all bytes."""
+    M is a mean over the runs of a kernel: repeated blocks see their own bytes pass, others all bytes.
+    """
     work, segments = kernels.work, kernels.segments
     passed = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
     each = np.array([passed.take(segment.rows) @ segment.counts for segment in segments])
     repeats = np.array([segment.repeat for segment in segments], np.float64)
     share = 1.0 - streamed_share(np.where(repeats > 1.0, each, each @ repeats), l2_byte)
-    return np.asarray(kernels.sum_over_runs(share.tolist()) / np.maximum(kernels.calls, 1.0))
+    pushed_out = kernels.sum_over_runs(share.tolist()) / np.maximum(kernels.calls, 1.0)
+    once = ~map_distinct(_STREAMED.__contains__, kernels.family)
+    met = once * streamed_share(work.l2_byte, l2_byte) * pushed_out
+    return np.array([met, met * work.l2_byte])

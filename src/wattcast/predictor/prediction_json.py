@@ -219,7 +219,7 @@ def _write_operator(share: OperatorShare) -> OperatorOut:
 
 
 def _write_number(value: Values | int | None) -> Any:
-    return value if value is None or isinstance(value, int) else _check_finite(value)
+    return value if isinstance(value, int | None) else _check_finite(value)
 
 
 def _check_finite(value: Values) -> float:
@@ -308,9 +308,18 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     value, span = show_between(p.latency_s, latency, "s")
     run = {"decode": " a step", "train": " a step", "generate": " a generation", "prefill": " a prefill"}
     lines.append(AnswerLine("latency", f"{value}{run.get(phase, '')}", span))
-    lines.append(_memory_line(p))
+    capacity, each = show(float(np.min(p.basis.gpu.memory.capacity_byte)), "byte", 3), " on each GPU" if many else ""
+    if p.memory_byte is None:
+        lines.append(AnswerLine("memory", "unknown", f"the workload does not say; the GPU has {capacity}"))
+    else:
+        held = f"{show(p.memory_byte, 'byte', 3)} of {capacity}{each}"
+        lines.append(AnswerLine("memory", "fits" if p.fits else "DOES NOT FIT", held))
     if p.cost is not None:
-        lines.append(_money_line(p))
+        money, per = p.cost_per_million_tokens, "million tokens"
+        if money is None:
+            money, per = (p.cost / (p.items / 1e3), f"thousand {item}s") if p.items else (p.cost, "run")
+        unit = f" {p.prices.currency}" if p.prices.currency else ""
+        lines.append(AnswerLine("cost", f"{round_number(float(money), 2)}{unit} per {per}"))
     if p.carbon_g is not None:
         per, runs = ("million tokens", p.tokens / 1e6) if p.tokens else ("run", 1.0)
         lines.append(AnswerLine("carbon", f"{round_number(float(p.carbon_g) / runs, 2)} g CO2e per {per}"))
@@ -328,25 +337,6 @@ def span_numbers(value: float, ends: Array) -> tuple[str, str]:
     """Return what ``show_between`` does for a number without a unit."""
     digits = count_digits(value, float(ends[0]), float(ends[1]))
     return round_number(value, digits), " to ".join(round_number(float(end), digits) for end in ends)
-
-
-def _memory_line(p: Prediction) -> AnswerLine:
-    capacity = show(float(np.min(p.basis.gpu.memory.capacity_byte)), "byte", 3)
-    if p.memory_byte is None:
-        return AnswerLine("memory", "unknown", f"the workload does not say; the GPU has {capacity}")
-    each = " on each GPU" if p.gpu_count > 1 else ""
-    return AnswerLine(
-        "memory", "fits" if p.fits else "DOES NOT FIT", f"{show(p.memory_byte, 'byte', 3)} of {capacity}{each}"
-    )
-
-
-def _money_line(p: Prediction) -> AnswerLine:
-    unit = f" {p.prices.currency}" if p.prices.currency else ""
-    if p.cost_per_million_tokens is not None:
-        return AnswerLine("cost", f"{round_number(float(p.cost_per_million_tokens), 2)}{unit} per million tokens")
-    assert p.cost is not None
-    per, count = (f"thousand {p.basis.graph.item}s", p.items / 1e3) if p.items else ("run", 1.0)
-    return AnswerLine("cost", f"{round_number(float(p.cost) / count, 2)}{unit} per {per}")
 
 
 def title_of(p: Prediction) -> str:

@@ -237,8 +237,10 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle from its ``bundle.json`` (or the folder of it) and, where it says so, the arrays beside it."""
     path = path / "bundle.json" if path.is_dir() else path
-    beside = path.parent / ARRAYS_FILE
-    return parse_bundle(read_bytes(path), path.name, read_bytes(beside) if beside.exists() else None)
+    data, beside = read_bytes(path), path.parent / ARRAYS_FILE
+    decode = decode_json if data.startswith(b"{") else decode_yaml  # a bundle may be written as YAML too
+    arrays = read_bytes(beside) if beside.exists() else None
+    return _from_file(decode(data, _BundleFile, path.name), path.name, arrays)
 
 
 @cache
@@ -246,12 +248,6 @@ def shipped_bundle(gpu: str) -> Bundle | None:
     """Return the bundle that ships for this GPU, for the mean of its boards, or None."""
     path = files("wattcast.predictor.bundle").joinpath(strip_board(gpu), "bundle.json")
     return read_bundle(path) if path.is_file() else None
-
-
-def parse_bundle(data: bytes, where: str, arrays: bytes | None = None) -> Bundle:
-    """Parse the bytes of a ``bundle.json``, which may be YAML too, and of its ``arrays.npz``."""
-    decode = decode_json if data.startswith(b"{") else decode_yaml
-    return _from_file(decode(data, _BundleFile, where), where, arrays)
 
 
 def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
@@ -312,7 +308,7 @@ _KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
 
 
 def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
-    """Return a bundle as plain mappings, for a file; ``parse_bundle`` reads them back."""
+    """Return a bundle as plain mappings, for a file; ``plain_to_bundle`` reads them back."""
     launch, law, cold, learned = bundle.launch, bundle.clock_law, bundle.cold, bundle.learned
     file = _BundleFile(
         **{name: getattr(bundle, name) for name in _KEPT_AS_THEY_ARE},
@@ -391,25 +387,19 @@ def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
 def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactors:
     """Read what ``residuals_to_bytes`` saved."""
     arrays = read_arrays(data, ARRAYS_FILE)
+    found: dict[str, dict[str, LearnedFactor]] = {"time": {}, "energy": {}}
     try:
         choice = kernel_choice.choice_from_arrays(arrays, "choice")
-        time, energy = (_read_factors(arrays, kind) for kind in ("time", "energy"))
+        for prefix in [name.removesuffix(".range") for name in arrays if name.endswith(".range")]:
+            kind, _, family = prefix.partition(".")
+            forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
+            low, high = (float(x) for x in arrays[f"{prefix}.range"])
+            found[kind][family] = LearnedFactor(
+                TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
+                GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
+                low,
+                high,
+            )
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise bad_value(ARRAYS_FILE, "arrays saved by `wattcast lab fit kernels`", str(error)) from None
-    return LearnedFactors(replace(reference, choice=choice or None), time, energy)
-
-
-def _read_factors(arrays: Mapping[str, Any], kind: str) -> dict[str, LearnedFactor]:
-    """Return the factors on time or on energy by family."""
-    prefixes = [name.removesuffix(".range") for name in arrays if name.endswith(".range")]
-    found = {}
-    for prefix in (prefix for prefix in prefixes if prefix.startswith(f"{kind}.")):
-        forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
-        low, high = (float(x) for x in arrays[f"{prefix}.range"])
-        found[prefix.removeprefix(f"{kind}.")] = LearnedFactor(
-            TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
-            GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
-            low,
-            high,
-        )
-    return found
+    return LearnedFactors(replace(reference, choice=choice or None), found["time"], found["energy"])

@@ -28,7 +28,6 @@ from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yam
 from wattcast.core.units import Dtype
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import Gpu, load_gpu
-from wattcast.power import PowerModel
 from wattcast.power.activity import known_events
 from wattcast.predictor.bundle.bundle_file import (
     ARRAYS_FILE,
@@ -42,7 +41,6 @@ from wattcast.predictor.bundle.bundle_file import (
     write_bundle,
 )
 from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, keep_by_gpu
-from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
 
 CALIBRATION_FILE = "calibration.yaml"
@@ -60,22 +58,21 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     found = _read_shipped(kin) if kin else None
     if found is None:
         return None
-    return _apply_calibration(*found, gpu) if kin == gpu.name else _carry_times(kin, gpu)
+    return _apply_calibration(*found, gpu) if kin == gpu.name else _carry_times(kin, found[0], gpu)
 
 
 _AS_LARGE = 0.1  # difference in SMs, relative, between chips that have the same energies
 _FED = 1.03  # time of products over the tensor cores' own, where nothing else limits them: set by hand
 
 
-def _carry_times(kin: str, gpu: Gpu) -> Bundle:
+def _carry_times(kin: str, shipped: Plain, gpu: Gpu) -> Bundle:
     chip = load_gpu(kin)
-    base, other, shipped = forecast_bundle(gpu), calibrated_bundle(chip), _read_shipped(kin)
+    base, other = forecast_bundle(gpu), calibrated_bundle(chip)
     assert other is not None, "a calibration that ships"
-    assert shipped is not None, "a calibration that ships"
     assert isinstance(other.learned, LayeredFactors), "a calibration has factors of its own"
     as_large = abs(float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count)) - 1.0) < _AS_LARGE
     if as_large and gpu.memory.kind == chip.memory.kind:
-        plain = _merge_entries(bundle_to_plain(replace(base, learned=None)), {"power": shipped[0].get("power", {})})
+        plain = _merge_entries(bundle_to_plain(replace(base, learned=None)), {"power": shipped.get("power", {})})
         base = replace(base, power=plain_to_bundle(plain, CALIBRATION_FILE).power)
     fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)}
     own_rate, its_rate = (
@@ -215,36 +212,19 @@ def shipped_board_bundle(gpu: str, part_number: str) -> Bundle:
 
 
 def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str, ...]) -> Bundle:
-    """Scale a bundle by factors and add notes to its assumptions."""
-    return replace(
-        bundle,
-        corrections={name: _scale_correction(name, c, factors) for name, c in bundle.corrections.items()},
-        launch=replace(
-            bundle.launch, host_s_per_operator=bundle.launch.host_s_per_operator * factors.get("launch", 1.0)
-        ),
-        power=_scale_power(bundle, factors),
-        assumptions=(*bundle.assumptions, *notes),
-    )
-
-
-def _scale_correction(group: str, c: Correction, factors: Mapping[str, float]) -> Correction:
-    on_chip = factors.get("compute", 1.0)
-    if group.partition(".")[0] in PRODUCT_FAMILIES:
-        on_chip *= factors.get("products", 1.0)
-    return replace(
-        c,
-        compute=c.compute * on_chip,
-        l2=c.l2 * on_chip,
-        serial_cycle=c.serial_cycle * on_chip,
-        memory=c.memory * factors.get("memory", 1.0),
-    )
-
-
-def _scale_power(bundle: Bundle, factors: Mapping[str, float]) -> PowerModel:
-    """Scale the energies and the idle power of the bundle's power model."""
-    if not any(name == IDLE_OFFSET or name.endswith("energy") for name in factors):
-        return bundle.power
-    on_all = factors.get("energy", 1.0)
-    modules = dict.fromkeys(event.module for event in known_events().values())
-    by_module = {module: on_all * factors.get(f"{module}_energy", 1.0) for module in modules}
-    return bundle.power.scale_energy(by_module, idle_offset_w=factors.get(IDLE_OFFSET, 0.0))
+    """Scale corrections, the host's time, energies and idle power of a bundle, and add notes to its assumptions."""
+    corrections, launch, power = {}, bundle.launch, bundle.power
+    for group, c in bundle.corrections.items():
+        on_chip = factors.get("compute", 1.0)
+        if group.partition(".")[0] in PRODUCT_FAMILIES:
+            on_chip *= factors.get("products", 1.0)
+        scaled = {name: getattr(c, name) * on_chip for name in ("compute", "l2", "serial_cycle")}
+        corrections[group] = replace(c, **scaled, memory=c.memory * factors.get("memory", 1.0))
+    launch = replace(launch, host_s_per_operator=launch.host_s_per_operator * factors.get("launch", 1.0))
+    if any(name == IDLE_OFFSET or name.endswith("energy") for name in factors):
+        on_all = factors.get("energy", 1.0)
+        modules = dict.fromkeys(event.module for event in known_events().values())
+        by_module = {module: on_all * factors.get(f"{module}_energy", 1.0) for module in modules}
+        power = power.scale_energy(by_module, idle_offset_w=factors.get(IDLE_OFFSET, 0.0))
+    assumptions = (*bundle.assumptions, *notes)
+    return replace(bundle, corrections=corrections, launch=launch, power=power, assumptions=assumptions)

@@ -23,7 +23,7 @@ from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds, shipped_bundle
 from wattcast.predictor.bundle.support_widening import ForecastEnds, default_widening, learned_distances
 from wattcast.predictor.kernel_phases import Correction
-from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactors
+from wattcast.predictor.learned_factors import CarriedFactors
 from wattcast.predictor.timeline import ClockLaw
 
 
@@ -168,6 +168,10 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
     missing = [f"{gpu.name}: {path} is unknown: {cost}" for path, cost in the.missing.items() if path in gpu.unknown]
     process, host = the.process(gpu), the.host.get(gpu.architecture, the.host["default"])
     weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
+    learned = None
+    if (of := parent.learned) is not None:
+        same = {name: model for name, model in of.time.items() if kind.whole or name in the.same_programs}
+        learned = CarriedFactors(of.reference, same, of.energy)
     notes = (
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
         f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
@@ -194,7 +198,7 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
         reference=replace(
             reference_chip(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
         ),
-        learned=_carry_learned(parent, the, kind),
+        learned=learned,
         seen=parent.seen,
         interval_level=parent.interval_level,
         waiting_sm=_waiting_sm(gpu, chip, the),
@@ -236,7 +240,7 @@ def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
     factor = {module: volts * process.logic**power for module, power in the.classes.items()}
     factor["tensor"] *= style.tensor_delivery
     # the capacitance of a working SM: a fixed part, fp32 lanes and tensor cores
-    factor["sm"] *= the.sm_alike + (1.0 - the.sm_alike) * 0.5 * (_compare_lanes(gpu, the) + _compare_tensor(gpu, the))
+    factor["sm"] *= the.sm_alike + (1.0 - the.sm_alike) * 0.5 * sum(_compare_pipes(gpu, the))
     factor["link"] = 1.0
     return factor
 
@@ -254,26 +258,18 @@ def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
     return the.sm_waiting + (1.0 - the.sm_waiting) * min(own / parents, 1.0)
 
 
-def _compare_lanes(gpu: Gpu, the: ForecastRule) -> float:
-    """Return the fp32 lanes of an SM relative to the parent's."""
-    own, parents = (_take_scalar(g.pipes.cuda_flop_per_cycle[Dtype.FP32]) for g in (gpu, load_gpu(the.parent)))
-    return own / parents
-
-
-def _compare_tensor(gpu: Gpu, the: ForecastRule) -> float:
-    """Return the tensor arithmetic of an SM in a cycle relative to the parent's."""
-    own, parents = (
-        _take_scalar(g.pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)) for g in (gpu, load_gpu(the.parent))
-    )
-    return own / parents
+def _compare_pipes(gpu: Gpu, the: ForecastRule) -> tuple[float, float]:
+    """Return the fp32 lanes and the tensor arithmetic of an SM in a cycle, relative to the parent's."""
+    own, parents = gpu.pipes, load_gpu(the.parent).pipes
+    lanes = _divide(own.cuda_flop_per_cycle[Dtype.FP32], parents.cuda_flop_per_cycle[Dtype.FP32])
+    return lanes, _divide(own.tensor_flop_per_cycle.get(Dtype.FP16, 0.0), parents.tensor_flop_per_cycle[Dtype.FP16])
 
 
 def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
-    kinds = {name.lower(): kind for name, kind in the.memory.items()}
-    found = kinds.get(gpu.memory.kind.lower())
-    if found is None:
-        raise bad_value(f"{gpu.name}: memory.kind", f"one of {', '.join(the.memory)}", gpu.memory.kind)
-    return found
+    for name, kind in the.memory.items():
+        if name.lower() == gpu.memory.kind.lower():
+            return kind
+    raise bad_value(f"{gpu.name}: memory.kind", f"one of {', '.join(the.memory)}", gpu.memory.kind)
 
 
 _WIDENING = "gemm.engine.weight_only"  # products that widen their weights
@@ -284,11 +280,11 @@ def _carry_corrections(
 ) -> dict[str, Correction]:
     """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times as cycles."""
     style = the.styles[kind.style]
-    slower = _take_scalar(chip.clocks.max_hz) / _take_scalar(gpu.clocks.max_hz)
-    lanes = 1.0 - the.fp32_instructions + the.fp32_instructions / _compare_lanes(gpu, the)
+    slower = _divide(chip.clocks.max_hz, gpu.clocks.max_hz)
+    lanes, tensor = _compare_pipes(gpu, the)
+    instructions = 1.0 - the.fp32_instructions + the.fp32_instructions / lanes
     own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle  # unknown ones count as equal
-    tensor = _compare_tensor(gpu, the)
-    integers = 1.0 if own is None or parents is None else _take_scalar(own) / _take_scalar(parents)
+    integers = 1.0 if own is None or parents is None else _divide(own, parents)
     found = {}
     for name, c in parent.corrections.items():
         changed = replace(c, fixed_s=c.fixed_s * slower)
@@ -303,7 +299,7 @@ def _carry_corrections(
         if name in the.integer_groups:
             changed = replace(changed, compute=c.compute / integers)
         if name in the.issue_bound:
-            crowded = float(np.clip(2.0 * _compare_lanes(gpu, the) - 1.0, 0.0, 1.0))
+            crowded = float(np.clip(2.0 * lanes - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
             changed = replace(changed, compute=free + (c.compute - free) * crowded)
         if name.startswith(_WIDENING):  # arithmetic, far below 1, did not bound them on the parent; here it may
@@ -311,7 +307,7 @@ def _carry_corrections(
         if name.startswith(tuple(the.l2_bound)):
             changed = replace(changed, l2=c.l2 / the.l2_loads.get(gpu.compute_capability, 1.0))
         if name.partition(".")[0] in the.same_programs:
-            changed = replace(changed, serial_cycle=c.serial_cycle * lanes, l2=_carry_l2(c.l2, gpu, chip))
+            changed = replace(changed, serial_cycle=c.serial_cycle * instructions, l2=_carry_l2(c.l2, gpu, chip))
             changed = _carry_streaming(changed, parent, gpu, chip, the)
         found[name] = changed
     for old, new in style.native.items():
@@ -327,7 +323,7 @@ def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
     """
     if l2 <= 1.0 or gpu.l2.byte_per_cycle is None or chip.l2.byte_per_cycle is None:
         return max(l2, 1.0)
-    rates = _take_scalar(gpu.l2.byte_per_cycle) / _take_scalar(chip.l2.byte_per_cycle)
+    rates = _divide(gpu.l2.byte_per_cycle, chip.l2.byte_per_cycle)
     return max(1.0, l2 * rates * _take_scalar(chip.sm_count) / _take_scalar(gpu.sm_count))
 
 
@@ -341,9 +337,8 @@ def _carry_streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Fo
     least = parent.corrections[the.streaming].memory
     if c.memory <= least:
         return replace(c, memory=least)
-    slower = _take_scalar(chip.sm_count) / _take_scalar(gpu.sm_count)
-    rates = _take_scalar(gpu.memory.byte_per_s) / _take_scalar(chip.memory.byte_per_s)
-    return replace(c, memory=max(least, c.memory * rates * slower))
+    rates = _divide(gpu.memory.byte_per_s, chip.memory.byte_per_s)
+    return replace(c, memory=max(least, c.memory * rates * _divide(chip.sm_count, gpu.sm_count)))
 
 
 def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
@@ -353,13 +348,6 @@ def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockL
         return ClockLaw(share, np.array([0.0]), np.array([share]), in_bursts=False) if share < 1.0 else None
     law = parent.clock_law
     return None if law is None else replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
-
-
-def _carry_learned(parent: Bundle, the: ForecastRule, kind: ArchitectureRule) -> LearnedFactors | None:
-    if parent.learned is None:
-        return None
-    time = {name: model for name, model in parent.learned.time.items() if kind.whole or name in the.same_programs}
-    return CarriedFactors(parent.learned.reference, time, parent.learned.energy)
 
 
 def forecast_residuals(
@@ -404,6 +392,11 @@ def _forecast_voltage(
         shape = f"inferred on the {the.parent}"
     note = f"no V(f) of the {gpu.name} is published: the shape {shape}, over its own top clock"
     return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), relative), note
+
+
+def _divide(value: object, by: object) -> float:
+    """Return how many times a field of one chip is that of another."""
+    return _take_scalar(value) / _take_scalar(by)
 
 
 def _take_scalar(value: object) -> float:
