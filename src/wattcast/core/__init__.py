@@ -2,6 +2,13 @@
 
 from pathlib import Path
 
+from wattcast.core.errors import BadInput, bad_value, check_names, clip_text, unknown_name
+from wattcast.core.records import dataclass, field, fields, replace
+from wattcast.core.units import Dtype
+
+__all__ = ["BadInput", "Dtype", "bad_value", "check_names", "clip_text", "files", "unknown_name"]
+__all__ += ["dataclass", "field", "fields", "replace"]
+
 
 def files(package: str) -> Path:
     """Return the folder of a package of Wattcast; ``importlib.resources`` says the same after 10 ms of imports."""

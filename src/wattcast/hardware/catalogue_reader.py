@@ -12,11 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import errors, files, units
-from wattcast.core.errors import bad_value
-from wattcast.core.records import replace
+from wattcast.core import Dtype, bad_value, errors, files, replace, units
 from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
-from wattcast.core.units import Dtype
 from wattcast.hardware import gpu as chip
 from wattcast.hardware.gpu import CardUse, ClockCurve, Fabric, Gpu, Node
 

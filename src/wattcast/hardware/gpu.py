@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import Dtype, bad_value, dataclass, field, fields, replace, unknown_name
 from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
-from wattcast.core.errors import MissingSpecification, bad_value, unknown_name
-from wattcast.core.records import dataclass, field, fields, is_dataclass, replace
+from wattcast.core.errors import MissingSpecification
+from wattcast.core.records import is_dataclass
 from wattcast.core.strict_files import PublishedClaim
-from wattcast.core.units import Dtype
 
 
 class Fabric(StrEnum):

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import bad_value, dataclass, fields
 from wattcast.core.arrays import Array, CodedColumn, Mask, index_distinct, map_blocks
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, fields
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 

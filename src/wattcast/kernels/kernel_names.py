@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from functools import cache, lru_cache
 
-from wattcast.core.records import dataclass
+from wattcast.core import dataclass
 from wattcast.core.strict_files import read_shipped_table
 
 

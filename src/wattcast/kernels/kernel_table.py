@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import dataclass, field, fields
 from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
-from wattcast.core.records import dataclass, field, fields
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
 from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.core import Dtype, bad_value
 from wattcast.core.arrays import Array, CodedColumn, Sweepable, index_distinct, map_blocks, map_distinct, sweep_values
-from wattcast.core.errors import bad_value
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
 from wattcast.kernels.kernel_table import (

@@ -13,11 +13,10 @@ from functools import cache
 
 import numpy as np
 
+from wattcast.core import Dtype, check_names, dataclass
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingEvents, check_names, nearest_names
-from wattcast.core.records import dataclass
+from wattcast.core.errors import MissingEvents, nearest_names
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 
 

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from wattcast.core import bad_value, check_names, dataclass, fields, replace
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import bad_value, check_names
-from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.strict_files import read_bytes, read_number
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import Power, PowerModel, VoltageCurve, build_coefficients, coefficients_to_plain

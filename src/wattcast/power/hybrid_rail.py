@@ -18,9 +18,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from wattcast.core import bad_value, dataclass, field
 from wattcast.core.arrays import Array, Sweepable
-from wattcast.core.errors import bad_value
-from wattcast.core.records import KW_ONLY, dataclass, field
+from wattcast.core.records import KW_ONLY
 from wattcast.hardware import OperatingPoint
 from wattcast.power import power_model
 from wattcast.power.activity import Activity, known_events

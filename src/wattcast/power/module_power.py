@@ -19,9 +19,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import bad_value, check_names, dataclass, replace
 from wattcast.core.arrays import Array, Sweepable, sweep_values
-from wattcast.core.errors import bad_value, check_names
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.power.activity import Activity, known_events

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, cast, g
 import msgspec
 import numpy as np
 
-from wattcast.core import errors, files
+from wattcast.core import BadInput, bad_value, check_names, dataclass, errors, field, fields, files
 from wattcast.core.arrays import Array, Sweepable, as_sweep
-from wattcast.core.errors import BadInput, MissingSpecification, bad_value, check_names
-from wattcast.core.records import dataclass, field, fields, is_dataclass
+from wattcast.core.errors import MissingSpecification
+from wattcast.core.records import is_dataclass
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import OperatingPoint

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
+from wattcast.core import bad_value, dataclass
 from wattcast.power.activity import Activity
 from wattcast.power.hybrid_rail import BASE, EventRail, RailClock
 from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts

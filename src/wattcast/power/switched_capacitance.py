@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
+from wattcast.core import bad_value, dataclass
 from wattcast.power.hybrid_rail import HybridRail
 
 

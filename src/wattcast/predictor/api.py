@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core import units
+from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import Sweepable, as_sweep
-from wattcast.core.errors import BadInput, bad_value, check_names
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import load_node, load_node_file, strip_board
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C, Node

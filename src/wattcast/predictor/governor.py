@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from wattcast.core import dataclass, replace
 from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import ClockedTimeline, TimelineRunner, WorkloadTotals

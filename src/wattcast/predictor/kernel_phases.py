@@ -20,9 +20,8 @@ from operator import attrgetter
 
 import numpy as np
 
+from wattcast.core import bad_value, dataclass, field
 from wattcast.core.arrays import Array, Sweepable, map_distinct
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork

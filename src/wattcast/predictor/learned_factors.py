@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import bad_value, dataclass, field, replace
 from wattcast.core.arrays import Array, Mask, Sweepable, index_distinct, map_blocks, map_distinct
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip
 from wattcast.kernels.kernel_table import KernelWork, root_family, streamed_share

@@ -23,11 +23,10 @@ from functools import cache
 
 import numpy as np
 
+from wattcast.core import Dtype, dataclass, fields
 from wattcast.core.arrays import Array, Mask, Sweepable
 from wattcast.core.errors import MissingSpecification
-from wattcast.core.records import dataclass, fields
 from wattcast.core.strict_files import read_shipped_yaml
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Fabric, Node

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wattcast.core import dataclass, replace
 from wattcast.core.arrays import Array, map_distinct
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs

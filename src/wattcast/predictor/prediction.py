@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import dataclass, field
 from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu

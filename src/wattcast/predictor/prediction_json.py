@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__
+from wattcast.core import dataclass
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.workload.readers.from_json import operator_to_plain

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypedDict, overload
 
-from wattcast.core import errors, units
+from wattcast.core import BadInput, bad_value, check_names, dataclass, errors, field, units, unknown_name
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value, check_names, unknown_name
-from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
 

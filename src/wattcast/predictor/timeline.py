@@ -14,9 +14,8 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import bad_value, dataclass, replace
 from wattcast.core.arrays import Array, Sweepable
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.workload.operator_base import Operator

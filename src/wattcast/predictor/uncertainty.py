@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wattcast.core import dataclass, field, replace
 from wattcast.core.arrays import Array, CodedColumn, index_distinct, map_distinct, split_rows, sweep_values
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.kernels.kernel_table import Kernels, group_forms, root_family

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, fields, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, fields, replace
 from wattcast.workload import model_options
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model

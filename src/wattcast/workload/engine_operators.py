@@ -11,9 +11,7 @@ from functools import cached_property
 from math import ceil, erfc, expm1
 from typing import ClassVar
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, field
 from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 
 GRAPH_TOKENS = 512  # steps of at most so many tokens replay CUDA graphs, in which a sequence may be split

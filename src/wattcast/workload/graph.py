@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
+from wattcast.core import bad_value, dataclass
 from wattcast.workload.operator_base import Operator, OperatorColumns
 
 

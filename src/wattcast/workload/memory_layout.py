@@ -12,7 +12,7 @@ from itertools import pairwise, takewhile
 from math import prod
 from typing import TypeAlias
 
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype
 from wattcast.workload.operator_base import find_function
 from wattcast.workload.operator_types import Elementwise, Layout
 

@@ -14,11 +14,9 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import files
-from wattcast.core.errors import bad_value, check_names, fold_name, resolve_name
-from wattcast.core.records import dataclass, fields, replace
+from wattcast.core import Dtype, bad_value, check_names, dataclass, fields, files, replace
+from wattcast.core.errors import fold_name, resolve_name
 from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
-from wattcast.core.units import Dtype
 
 
 class ModelKind(StrEnum):

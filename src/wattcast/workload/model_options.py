@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar, cast
 
-from wattcast.core.errors import UnknownName, bad_value, unknown_name
-from wattcast.core.records import dataclass, fields, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, fields, replace, unknown_name
+from wattcast.core.errors import UnknownName
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 
 SIZE_LIMIT = 1 << 31  # a larger size is a slip of the finger, and products would pass 64 bits

@@ -15,11 +15,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import Dtype, bad_value, clip_text, dataclass, field, fields, unknown_name
 from wattcast.core.arrays import Array, CodedColumn, find_equal, index_distinct, split_rows
-from wattcast.core.errors import bad_value, clip_text, unknown_name
-from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.core.units import Dtype
 
 _OperatorType = TypeVar("_OperatorType", bound="Operator")
 _Word = TypeVar("_Word", bound=Hashable)

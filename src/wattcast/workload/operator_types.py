@@ -11,9 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass
 from wattcast.workload.operator_base import Operator, OperatorWork, find_function, is_any, register_operator
 
 

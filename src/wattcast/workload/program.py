@@ -13,8 +13,7 @@ from itertools import accumulate
 from math import ceil
 from typing import Any, TypeAlias
 
-from wattcast.core.records import dataclass, field, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, dataclass, field, replace
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator, find_function

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TypeAlias
 
-from wattcast.core.records import dataclass, field
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, dataclass, field
 from wattcast.workload import memory_layout
 from wattcast.workload.memory_layout import Extents, Operand, Shape, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator

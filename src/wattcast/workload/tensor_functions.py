@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype
 from wattcast.workload.memory_layout import is_dense, output_strides
 from wattcast.workload.operator_types import (
     Attention,

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from wattcast.core import bad_value, dataclass
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import CallBuilder, register_measured_call
-from wattcast.core.records import dataclass
 from wattcast.kernels.kernel_table import Columns, ConditionColumns, FamilyColumns, ReferenceChip
 from wattcast.workload.operator_base import Operator
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, index_distinct
-from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.matrix_products import (
     CUDA_CORE_FORMATS,

@@ -21,10 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import Dtype, replace
 from wattcast.core.arrays import Array, CodedColumn, Mask, map_distinct
-from wattcast.core.records import replace
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.special_grids import (
     SPECIAL_FUNCTIONS,

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.core import Dtype, replace
 from wattcast.core.arrays import Array
-from wattcast.core.records import replace
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
     ConditionColumns,

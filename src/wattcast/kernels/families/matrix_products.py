@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, Mask, map_distinct
-from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_choice import (
     STANDARD_SIDE,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, Mask
-from wattcast.core.units import Dtype
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
     BLOCK_CYCLE,

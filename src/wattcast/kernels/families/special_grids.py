@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import ceil, log2
 from typing import NamedTuple
 
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype
 from wattcast.kernels.kernel_table import BLOCK_CYCLE, SM_THREADS, LaunchGrid, steps_with_misses
 from wattcast.workload.operator_types import Elementwise, Layout
 

@@ -16,10 +16,8 @@ import msgspec
 import numpy as np
 
 from wattcast import hardware
-from wattcast.core import files, units
+from wattcast.core import bad_value, check_names, dataclass, field, files, replace, units
 from wattcast.core.arrays import Array, read_arrays
-from wattcast.core.errors import bad_value, check_names
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance, convert_plain, decode_json, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.hardware.catalogue_reader import strip_board

@@ -22,10 +22,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import files
-from wattcast.core.errors import bad_value, check_names
+from wattcast.core import Dtype, bad_value, check_names, files
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yaml
-from wattcast.core.units import Dtype
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.power.activity import known_events

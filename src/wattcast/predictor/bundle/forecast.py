@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from wattcast.core import units
+from wattcast.core import Dtype, bad_value, units
 from wattcast.core.arrays import sweep_values
-from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import LibraryStyle, reference_chip
 from wattcast.power.activity import known_events

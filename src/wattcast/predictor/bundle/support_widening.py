@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import read_shipped_yaml
 
 NORMAL_MEDIAN, NORMAL_P90 = 0.6745, 1.6449  # of |x|, x standard normal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from wattcast.core.records import dataclass, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, dataclass, replace
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead
 from wattcast.workload.models import shared_layers as layers

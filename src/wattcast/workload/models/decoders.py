@@ -12,9 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, replace
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.model_options import AttentionMode

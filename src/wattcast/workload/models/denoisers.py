@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from wattcast.core.records import dataclass
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, dataclass
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.program import PassSettings, Program

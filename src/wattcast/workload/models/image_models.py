@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, replace
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.classic_transformers import embed_patches

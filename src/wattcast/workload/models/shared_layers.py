@@ -10,8 +10,7 @@ from functools import partial
 from math import ceil, prod
 from typing import Any
 
-from wattcast.core.records import dataclass
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, dataclass
 from wattcast.workload import engine_operators as engine
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead, WeightRecipe

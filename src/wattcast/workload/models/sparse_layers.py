@@ -14,9 +14,7 @@ from collections import Counter
 from math import log, sqrt
 from typing import TYPE_CHECKING, TypeAlias
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, replace
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
 from wattcast.workload.models import shared_layers as layers

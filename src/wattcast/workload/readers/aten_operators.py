@@ -11,9 +11,8 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from wattcast.core.records import dataclass
+from wattcast.core import Dtype, dataclass
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.core.units import Dtype
 from wattcast.workload import operator_types
 from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise
 from wattcast.workload.operator_base import Operator, find_function

@@ -19,9 +19,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from wattcast.core.errors import BadInput, bad_value, clip_text, unknown_name
+from wattcast.core import BadInput, Dtype, bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import decode_json, read_shipped_yaml
-from wattcast.core.units import Dtype
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.model_options import SIZE_LIMIT
 

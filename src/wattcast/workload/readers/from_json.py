@@ -17,10 +17,9 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
+from wattcast.core import BadInput, Dtype, bad_value, unknown_name
 from wattcast.core.arrays import index_distinct, split_rows
-from wattcast.core.errors import BadInput, bad_value, unknown_name
 from wattcast.core.strict_files import decode_json
-from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import (
     MANY_OPS,

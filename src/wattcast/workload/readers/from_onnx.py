@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra
-from wattcast.core.records import dataclass
+from wattcast.core import BadInput, Dtype, bad_value, clip_text, dataclass
+from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_bytes, read_shipped_table
-from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import classify_layout, describe_pointwise
 from wattcast.workload.operator_base import Operator

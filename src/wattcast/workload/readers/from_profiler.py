@@ -14,10 +14,8 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.records import dataclass
+from wattcast.core import BadInput, Dtype, bad_value, dataclass
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
-from wattcast.core.units import Dtype
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import broadcast_shapes, output_strides, promote_dtypes
 from wattcast.workload.operator_base import Operator

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from wattcast.core.errors import BadInput, MissingTool, bad_value, clip_text
-from wattcast.core.units import Dtype
+from wattcast.core import BadInput, Dtype, bad_value, clip_text
+from wattcast.core.errors import MissingTool
 from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from wattcast.core.errors import bad_value, fold_name, unknown_name
+from wattcast.core import bad_value, unknown_name
+from wattcast.core.errors import fold_name
 from wattcast.core.strict_files import read_bytes
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
