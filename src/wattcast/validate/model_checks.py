@@ -203,12 +203,15 @@ def compare_serving(
             continue
         settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
         served = [trace_of(row, records) for row in rows if row["kind"] == "traffic"]
-        alike, uneven = tabulate_engine(engine, gpu), tabulate_engine(engine, gpu, served)
+        costs: dict[bool, StepCosts] = {}  # of traffic or not: a table takes a second, and many engines need one
         for row in kept:
-            if row["kind"] == "traffic":
-                values = _compare_traffic(row, records, uneven, settings)
+            traffic = row["kind"] == "traffic"
+            if traffic not in costs:
+                costs[traffic] = tabulate_engine(engine, gpu, served if traffic else ())
+            if traffic:
+                values = _compare_traffic(row, records, costs[traffic], settings)
             else:
-                values = _compare_step(row, alike, settings)
+                values = _compare_step(row, costs[traffic], settings)
             found.append(ServingComparison(row["id"], model, row["kind"], is_held_out(row), values))
     return found
 
