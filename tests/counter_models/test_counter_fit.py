@@ -155,7 +155,7 @@ def test_a_unit_that_training_never_used_gets_the_cost_of_its_kin() -> None:
     costs = {}
     for strength in (0.0, 1.0):
         fit = bench.fit(CounterModelKind.HYBRID, FitSettings("made", strength=strength), without)
-        costs[strength] = dict(zip(fit.design.names, fit.coefficient, strict=True))["l2_busy_cycle"]
+        costs[strength] = dict(zip(fit.terms.names, fit.coefficient, strict=True))["l2_busy_cycle"]
     assert costs[0.0] == 0.0
     assert 3e-8 < costs[1.0] < 4e-8  # between shared memory (3e-8) and integer units (4e-8)
 

@@ -33,7 +33,7 @@ def test_voltages_and_costs_are_found_again(floored: bool) -> None:
     clocks, others = (a.ravel() for a in np.meshgrid(CORE_HZ, MEMORY_HZ))
     assert_allclose(core.level_at(clocks, others), wanted.level_at(clocks, others), atol=2e-3)
     assert_allclose(memory.level, 1.0, atol=2e-3)
-    found = dict(zip(fit.design.names, fit.coefficient, strict=True))
+    found = dict(zip(fit.terms.names, fit.coefficient, strict=True))
     for event, cost in (("int_busy_cycle", 4e-8), ("l2_busy_cycle", 2.5e-8), ("dram_busy_cycle", 1.5e-8)):
         assert_allclose(found[event], cost, rtol=0.01)
 
@@ -78,7 +78,7 @@ def test_huber_shrugs_off_spoiled_rows_that_mislead_plain_squares() -> None:
     errors = {}
     for estimator in (CostEstimator.NON_NEGATIVE, CostEstimator.HUBER):
         fit = FitWorkbench({"made": table}, estimator).fit(CounterModelKind.HYBRID, settings, everyone)
-        found = dict(zip(fit.design.names, fit.coefficient, strict=True))
+        found = dict(zip(fit.terms.names, fit.coefficient, strict=True))
         errors[estimator] = abs(found["int_busy_cycle"] / 4e-8 - 1.0)
     assert errors[CostEstimator.HUBER] < 0.02
     assert errors[CostEstimator.HUBER] < errors[CostEstimator.NON_NEGATIVE] / 2
@@ -131,7 +131,7 @@ def test_measured_volts_are_used_instead_of_inferred_ones() -> None:
     everyone = np.ones(table.benchmarks, dtype=bool)
     fit = bench.fit(CounterModelKind.HYBRID, FitSettings("made", strength=0.0), everyone)
     assert fit.inferred.theta.size == 0
-    found = dict(zip(fit.design.names, fit.coefficient, strict=True))
+    found = dict(zip(fit.terms.names, fit.coefficient, strict=True))
     assert_allclose(found["core leakage"], 12.0, rtol=1e-6)
     assert_allclose(found["base"], 20.0, rtol=1e-6)
     assert_allclose(found["core clock"], 8e-9, rtol=1e-6)
@@ -151,7 +151,7 @@ def test_the_published_tegra_model_is_found_again_from_rows_it_would_draw() -> N
         FitSettings("tegra", offset=True, strength=0.0),
         np.ones(table.benchmarks, dtype=bool),
     )
-    found = dict(zip(fit.design.names, fit.coefficient, strict=True))
+    found = dict(zip(fit.terms.names, fit.coefficient, strict=True))
     for rail in model.rails:
         for event, wanted in rail.event_f.items():
             assert_allclose(found[event], wanted, rtol=1e-4, err_msg=event)

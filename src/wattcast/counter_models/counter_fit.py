@@ -28,11 +28,11 @@ RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailC
 
 def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> PowerModel:
     """Return the power model, in terms of events, that predicts the same watts as the fit."""
-    found = dict(zip(fit.design.names, (float(c) for c in fit.coefficient), strict=True))
+    found = dict(zip(fit.terms.names, fit.coefficient.tolist(), strict=True))
     events_of: dict[str, dict[str, float]] = {rail: {} for rail in RAILS}
-    for members, coefficient in zip(fit.design.members, fit.coefficient, strict=True):
+    for members, coefficient in zip(fit.terms.members, fit.coefficient.tolist(), strict=True):
         for i in members:
-            events_of[table.predictors[i].rail][table.predictors[i].event] = float(coefficient)
+            events_of[table.predictors[i].rail][table.predictors[i].event] = coefficient
     if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
         events = {event: cost for costs in events_of.values() for event, cost in costs.items()}
         return RatePower(found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0))

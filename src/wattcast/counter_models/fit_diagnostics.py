@@ -50,15 +50,15 @@ class FitDiagnosis:
 
 def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosis:
     """Diagnose a fit to the benchmarks of ``train``; a singular design is refused."""
-    total = rail_terms.sum_at_voltage(fit.grams, fit.grams.summed(train), fit.inferred.voltage)[:-1, :-1]
-    rail_terms.check_rank(total, fit.design.names, table.name)
+    total = fit.sum_grams(train)
+    rail_terms.check_rank(total, fit.terms.names, table.name)
     covariance, free = _estimate_covariance(fit, train)
-    width = fit.grams.width
+    width = fit.grams.scale.size
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     factor = interval_factor(int(train.sum()) - 1)
     vif = variance_inflation(total)
     costs = []
-    for j, name in enumerate(fit.design.names):
+    for j, name in enumerate(fit.terms.names):
         scale, value = float(fit.grams.scale[j]), float(fit.inferred.coefficient[j])
         own = float(error[j]) if free[j] else None
         spread = factor * own if own is not None else 0.0
@@ -80,14 +80,13 @@ def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of benchmark b; zero for
     costs held at their bound.
     """
-    columns = rail_terms.fit_jacobian(fit.grams, fit.how, fit.inferred.theta, fit.inferred.coefficient)
-    width = fit.grams.width
+    columns = rail_terms.fit_jacobian(fit.terms, fit.how, fit.inferred.theta, fit.inferred.coefficient)
+    width = fit.grams.scale.size
     free = np.ones(columns.shape[-1] - 1, dtype=bool)
-    bound = np.array([not signed for signed in fit.signed])
-    free[:width] = ~(bound & (fit.inferred.coefficient <= 0))
+    free[:width] = np.array(fit.signed) | (fit.inferred.coefficient > 0)
     bread = rail_terms.project_grams(fit.grams.summed(train), columns)[:-1, :-1]
     free &= np.diag(bread) > 0
-    felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
+    felt, _ = fit.terms.voltage_factors(fit.inferred.voltage)
     miss = np.concatenate([-felt * fit.inferred.coefficient, np.ones((felt.shape[0], 1))], axis=1)
     cells = fit.grams.cell[train]
     score = np.einsum("pij,bpi->bj", columns[:, :, :-1], np.einsum("bpij,pj->bpi", cells, miss))
@@ -223,18 +222,16 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     once however many clocks it is run at, since its rows err together.
     """
     table = bench.tables[fit.settings.variant]
-    total = rail_terms.sum_at_voltage(fit.grams, fit.grams.summed(train), fit.inferred.voltage)[:-1, :-1]
-    if fit.penalty is not None:
-        total = total + fit.penalty
+    total = fit.sum_grams(train) + (0.0 if fit.penalty is None else fit.penalty)
     unit = np.sqrt(np.diag(total))
     rows = float(fit.grams.count[train].sum()) / int(train.sum())
     information = total / unit / unit[:, np.newaxis] + 1e-10 * np.eye(unit.size)
     covariance = np.linalg.inv(information)
-    events = np.array([bool(members) for members in fit.design.members])
+    events = np.array([bool(members) for members in fit.terms.members])
     spread = float((np.diag(covariance) / unit**2)[events].sum())
     core_hz, memory_hz = bench.reference_hz
     clock_hz = {"core clock": core_hz, "memory clock": memory_hz, rail_terms.ACTIVE_CYCLE: core_hz}
-    names, members, full = fit.design.names, fit.design.members, table.full()
+    names, members, full = fit.terms.names, fit.terms.members, table.full()
     idle = [1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0) for name in names]
 
     def label(term: int) -> str:

@@ -117,7 +117,6 @@ class TermsFit:
 
     model: CounterModelKind
     settings: FitSettings
-    design: ModelTerms
     grams: GramCells
     how: rail_terms.VoltagePlan
     inferred: rail_terms.InferredVoltages
@@ -125,9 +124,18 @@ class TermsFit:
     signed: tuple[bool, ...]
 
     @property
+    def terms(self) -> ModelTerms:
+        """The terms that were fitted."""
+        return self.grams.terms
+
+    @property
     def coefficient(self) -> Array:
         """Coefficients in the units of the columns, ``(term,)``."""
         return self.inferred.coefficient / self.grams.scale
+
+    def sum_grams(self, train: Mask) -> Array:
+        """Return the Gram of the terms over benchmarks of ``train`` at the inferred voltages, ``(term, term)``."""
+        return rail_terms.sum_at_voltage(self.terms, self.grams.summed(train), self.inferred.voltage)[:-1, :-1]
 
 
 class FitWorkbench:
@@ -156,7 +164,7 @@ class FitWorkbench:
         if np.unique(self.table.benchmark[at]).size == self.table.benchmarks:
             self.anchor = np.zeros(self.table.benchmarks, dtype=np.int64)
             self.anchor[self.table.benchmark[at]] = at
-        self._made: dict[tuple[CounterModelKind, str, bool, bool], tuple[ModelTerms, GramCells]] = {}
+        self._made: dict[tuple[CounterModelKind, str, bool, bool], GramCells] = {}
 
     @property
     def reference_hz(self) -> tuple[float, float]:
@@ -192,14 +200,14 @@ class FitWorkbench:
         families = [(p.rail, p.family) for p in self.table.predictors if p.family]
         return len(set(families)) < len(families)
 
-    def design(self, model: CounterModelKind, settings: FitSettings) -> tuple[ModelTerms, GramCells]:
-        """Return terms and Gram cells for these settings."""
+    def make_cells(self, model: CounterModelKind, settings: FitSettings) -> GramCells:
+        """Return the Gram cells of the terms for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
         if key not in self._made:
             offsets = self.offset_hz if settings.offset else ()
             table = self.tables[settings.variant]
-            made = rail_terms.build_terms(model, table, offsets, settings.tied)
-            self._made[key] = made, rail_terms.make_gram_cells(table, made)
+            terms = rail_terms.build_terms(model, table, offsets, settings.tied)
+            self._made[key] = rail_terms.make_gram_cells(table, terms)
         return self._made[key]
 
     def fit(
@@ -214,28 +222,32 @@ class FitWorkbench:
 
         ``robust`` False omits the reweighting of outliers, for the many fits that choose settings.
         """
-        design, cells = self.design(model, settings)
-        table = self.tables[settings.variant]
+        cells = self.make_cells(model, settings)
+        terms, table = cells.terms, self.tables[settings.variant]
         rows = train[table.benchmark] if clocks is None else train[table.benchmark] & clocks[self.point]
-        signed = tuple(self.estimator is CostEstimator.ORDINARY or flag for flag in design.signed)
+        signed = tuple(self.estimator is CostEstimator.ORDINARY or flag for flag in terms.signed)
         firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
         mean_w = float(table.power_w[rows].mean())
         for _ in range(1 + HUBER_STEPS):
             how = rail_terms.plan_voltages(cells, *self.reference_hz, settings.floored)
-            pull = rail_terms.shrinkage_penalty(table, design, cells.scale, table.full(rows), mean_w, firmness)
-            inferred = rail_terms.infer_voltages(cells, cells.summed(train, clocks), how, signed, pull)
-            found = TermsFit(model, settings, design, cells, how, inferred, pull, signed)
+            pull = rail_terms.shrinkage_penalty(table, terms, cells.scale, table.full(rows), mean_w, firmness)
+            inferred = rail_terms.infer_voltages(terms, cells.summed(train, clocks), how, signed, pull)
+            found = TermsFit(model, settings, cells, how, inferred, pull, signed)
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
             weight = np.ones(table.rows)
             weight[rows] = huber_weights(self.predict(found)[rows] / table.power_w[rows] - 1.0)
-            cells = rail_terms.make_gram_cells(table, design, weight)
+            cells = rail_terms.make_gram_cells(table, terms, weight)
         return found
 
     def predict(self, fit: TermsFit) -> Array:
         """Return the predicted watts of every row of the table."""
-        felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
-        return np.asarray((fit.design.value * felt[self.point] * fit.coefficient).sum(axis=1))
+        return np.asarray(self._term_watts(fit).sum(axis=1))
+
+    def _term_watts(self, fit: TermsFit) -> Array:
+        """Return the watts of every term, ``(row, term)``."""
+        felt, _ = fit.terms.voltage_factors(fit.inferred.voltage)
+        return np.asarray(fit.terms.value * felt[self.point] * fit.coefficient)
 
     def anchored(self, fit: TermsFit) -> Array:
         """Return the watts of every row when each benchmark's power at the default clocks is known.
@@ -243,15 +255,12 @@ class FitWorkbench:
         P = P̂ + (P₀ - P̂₀)·S/S₀: the error at the default clocks (index 0) scales with the switching S of the core
         rail's events. A model without rails keeps the error as it is, S = S₀.
         """
-        if self.anchor is None:
-            raise bad_value(self.table.name, "every benchmark at the default clocks", "some are not")
+        assert self.anchor is not None, "every benchmark was measured at the default clocks"
         at = self.anchor[self.table.benchmark]
         predicted_w, switching = self.predict(fit), np.ones(self.table.rows)
         if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
-            names = zip(fit.design.rail, fit.design.names, strict=True)
-            core = np.array([rail == 0 and name not in NOT_EVENTS for rail, name in names])
-            felt, _ = rail_terms.voltage_factors(fit.grams, fit.inferred.voltage)
-            counted = (fit.design.value * felt[self.point] * fit.coefficient)[:, core].sum(axis=1)
+            core = (fit.terms.rail == 0) & ~np.isin(fit.terms.names, NOT_EVENTS)
+            counted = self._term_watts(fit)[:, core].sum(axis=1)
             idle = fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz  # V²·f where nothing happens
             switching = np.where(counted > 0, counted, idle)
         missed_w = (self.table.power_w - predicted_w)[at]

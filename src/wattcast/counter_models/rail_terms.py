@@ -56,6 +56,14 @@ class ModelTerms:
     signed: tuple[bool, ...]  # whether a coefficient may be negative
     members: tuple[tuple[int, ...], ...]  # predictors of the table whose occurrences a term adds up
 
+    def voltage_factors(self, voltage: Array) -> tuple[Array, Array]:
+        """Return V^q of each term at each point, ``(point, term)``, and its derivative with respect to V."""
+        feels = self.exponent > 0
+        level = voltage[:, np.where(feels, self.rail, 0)]
+        felt = np.where(feels, level**self.exponent, 1.0)
+        slope = np.where(feels, self.exponent * level ** np.maximum(self.exponent - 1, 0), 0.0)
+        return felt, slope
+
 
 def build_terms(
     model: CounterModelKind, table: CounterTable, offset_hz: Iterable[float] = (), tied: bool = False
@@ -153,11 +161,6 @@ class GramCells:
     terms: ModelTerms
     clock_hz: Array  # (point,)
     memory_clock_hz: Array  # (point,)
-
-    @property
-    def width(self) -> int:
-        """Number of terms."""
-        return self.scale.size
 
     def summed(self, benchmarks: Mask, points: Mask | None = None) -> Array:
         """Sum over the chosen benchmarks, ``(point, term + 1, term + 1)``; points outside ``points`` are zero."""
@@ -386,61 +389,56 @@ def plan_voltages(
 
 
 def infer_voltages(
-    grams: GramCells, gram: Array, how: VoltagePlan, signed: tuple[bool, ...], penalty: Array | None
+    terms: ModelTerms, gram: Array, how: VoltagePlan, signed: tuple[bool, ...], penalty: Array | None
 ) -> InferredVoltages:
     """Fit coefficients and voltages to the summed Gram of each point, ``(point, term + 1, term + 1)``.
 
     Stops when the sum of squares falls by less than 1e-6 of itself, or after 30 steps (``converged`` False).
     """
+
+    def solve_at(voltage: Array) -> tuple[Array, float]:
+        total = sum_at_voltage(terms, gram, voltage)
+        found = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
+        error = np.append(-found, 1.0)
+        pull = float(found @ penalty @ found) if penalty is not None else 0.0
+        return found, float(error @ total @ error) + pull
+
     theta = how.start()
     voltage, _ = how.voltages(theta)
-    coefficient, squares = _solve_at_voltage(grams, gram, voltage, signed, penalty)
-    if theta.size == 0:
-        return InferredVoltages(coefficient, theta, voltage, squares)
-    for _ in range(MOST_VOLTAGE_STEPS):
-        total = project_grams(gram, fit_jacobian(grams, how, theta, coefficient))
-        width, wide = coefficient.size, None
-        if penalty is not None:
-            wide = np.zeros((total.shape[0] - 1, total.shape[0] - 1))
-            wide[:width, :width] = penalty
-        flags = (*signed, *(False,) * theta.size)
-        aim = solve_costs(total[:-1, :-1], total[:-1, -1], flags, wide)[width:]
+    coefficient, squares = solve_at(voltage)
+    flags = (*signed, *(False,) * theta.size)
+    wide = None if penalty is None else np.pad(penalty, (0, theta.size))
+    for _ in range(MOST_VOLTAGE_STEPS if theta.size else 0):
+        total = project_grams(gram, fit_jacobian(terms, how, theta, coefficient))
+        aim = solve_costs(total[:-1, :-1], total[:-1, -1], flags, wide)[coefficient.size :]
         for share in STEP_SHARES:
             trial = theta + share * (aim - theta)
-            voltage, _ = how.voltages(trial)
-            if voltage.min() <= 0.05:
+            level, _ = how.voltages(trial)
+            if level.min() <= 0.05:
                 continue
-            tried, fallen = _solve_at_voltage(grams, gram, voltage, signed, penalty)
+            tried, fallen = solve_at(level)
             if fallen < squares:
                 break
         else:
-            return InferredVoltages(coefficient, theta, how.voltages(theta)[0], squares)
+            break  # no share of the step lowers the sum
         gain = (squares - fallen) / max(squares, 1e-300)
-        theta, coefficient, squares = trial, tried, fallen
+        theta, voltage, coefficient, squares = trial, level, tried, fallen
         if gain < CONVERGED:
-            return InferredVoltages(coefficient, theta, voltage, squares)
-    return InferredVoltages(coefficient, theta, voltage, squares, converged=False)
+            break
+    else:
+        return InferredVoltages(coefficient, theta, voltage, squares, converged=theta.size == 0)
+    return InferredVoltages(coefficient, theta, voltage, squares)
 
 
-def voltage_factors(grams: GramCells, voltage: Array) -> tuple[Array, Array]:
-    """Return V^q of each term at each point, ``(point, term)``, and its derivative with respect to V."""
-    rail, exponent = grams.terms.rail, grams.terms.exponent
-    feels = exponent > 0
-    level = voltage[:, np.where(feels, rail, 0)]
-    felt = np.where(feels, level**exponent, 1.0)
-    slope = np.where(feels, exponent * level ** np.maximum(exponent - 1, 0), 0.0)
-    return felt, slope
-
-
-def fit_jacobian(grams: GramCells, how: VoltagePlan, theta: Array, coefficient: Array) -> Array:
+def fit_jacobian(terms: ModelTerms, how: VoltagePlan, theta: Array, coefficient: Array) -> Array:
     """Return the fit's columns in terms of the raw columns, ``(point, term + 1, term + parameter + 1)``.
 
     They are the derivatives of P with respect to costs and θ; the last is the linearised target P + J_θ·θ.
     """
     voltage, slope = how.voltages(theta)
-    felt, derivative = voltage_factors(grams, voltage)
+    felt, derivative = terms.voltage_factors(voltage)
     width = coefficient.size
-    rail = np.where(grams.terms.exponent > 0, grams.terms.rail, 0)
+    rail = np.where(terms.exponent > 0, terms.rail, 0)
     by_theta = (coefficient * derivative)[:, :, np.newaxis] * slope[:, rail, :]  # (point, term, parameter)
     columns = np.zeros((felt.shape[0], width + 1, width + theta.size + 1))
     index = np.arange(width)
@@ -457,19 +455,9 @@ def project_grams(gram: Array, columns: Array) -> Array:
     return np.asarray(columns.reshape(-1, columns.shape[-1]).T @ wide)
 
 
-def _solve_at_voltage(
-    grams: GramCells, gram: Array, voltage: Array, signed: tuple[bool, ...], penalty: Array | None
-) -> tuple[Array, float]:
-    total = sum_at_voltage(grams, gram, voltage)
-    coefficient = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
-    error = np.append(-coefficient, 1.0)
-    squares = float(error @ total @ error)
-    return coefficient, squares + (float(coefficient @ penalty @ coefficient) if penalty is not None else 0.0)
-
-
-def sum_at_voltage(grams: GramCells, gram: Array, voltage: Array) -> Array:
+def sum_at_voltage(terms: ModelTerms, gram: Array, voltage: Array) -> Array:
     """Return the Gram of all points at their voltages, ``(term + 1, term + 1)``; the target is last."""
-    felt, _ = voltage_factors(grams, voltage)
+    felt, _ = terms.voltage_factors(voltage)
     whole = np.concatenate([felt, np.ones((felt.shape[0], 1))], axis=1)
     return np.asarray((gram * whole[:, :, np.newaxis] * whole[:, np.newaxis, :]).sum(axis=0))
 
