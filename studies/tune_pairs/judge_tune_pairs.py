@@ -159,12 +159,12 @@ def judge_power(use: str) -> list[dict[str, Any]]:
     """Return the watts of every program of one kernel, measured and by the counter model that ships for the H200."""
     measured, profiles = find_files(use)
     model = load_saved_model(Path("h200")).model
-    names, activity = read_ncu(profiles, float(hardware.load_gpu("h200").sm_count))
+    launches, activity = read_ncu(profiles, float(hardware.load_gpu("h200").sm_count))
     blocks = read_ncu_metrics(profiles)[1]["launch__grid_size"]
     rows = {str(r["id"]): r for r in read_lines(measured)}
     found = []
     for version in (v for v in read_versions() if v.id in rows and len(v.kernels) == 1):
-        same = [i for i, name in enumerate(names) if name == version.kernels[0] and blocks[i] == version.blocks]
+        same = [i for i, x in enumerate(launches) if x.kernel == version.kernels[0] and blocks[i] == version.blocks]
         if not same:
             continue
         counts = np.array([[activity.event_values(e)[same[-1]] for e in model.required_events]])

@@ -80,8 +80,8 @@ SHORT = LONG.replace("nsecond", "ns").replace("msecond", "ms")  # units as newer
 def test_ncu_exports(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ncu.csv"
     path.write_text(text)
-    names, activity = read_ncu(path, sm_count=80)
-    assert names == ("first", "second")
+    launches, activity = read_ncu(path, sm_count=80)
+    assert [launch.kernel for launch in launches] == ["first", "second"]
     assert activity.duration_s == pytest.approx([1e-5, 2e-5])
     assert activity.at.clock_hz == pytest.approx([1.4e9, 1.4e9])
     assert activity.event_values("dram_read_byte") == pytest.approx([2.5e6, 1e6])

@@ -21,7 +21,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, check_names
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
-from wattcast.counter_models.profiler_counters import LaunchKey, read_ncu_launches, read_nvprof
+from wattcast.counter_models.profiler_counters import LaunchKey, read_ncu, read_nvprof
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.power_model import Power, PowerModel
@@ -255,10 +255,12 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
         for kernel, counts in read_nvprof(path).items():
             book = book.with_pass(make_launch_key(kernel, ANY_SIZE, ANY_SIZE), counts)
         return book
-    for launch, counts in read_ncu_launches(path, sm_count):
+    launches, activity = read_ncu(path, sm_count)
+    for launch, row in zip(launches, activity.value.tolist(), strict=True):
         if len(launch.grid) != 3 or len(launch.block) != 3:
             do = "Export with ncu --csv --page raw."
             raise bad_value(path.name, "columns Grid Size and Block Size", "none", do)
+        counts = dict(zip(activity.events, row, strict=True))
         book = book.with_pass(make_launch_key(launch.kernel, launch.grid, launch.block), counts)
     return book
 

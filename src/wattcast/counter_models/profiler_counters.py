@@ -74,22 +74,33 @@ def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], A
     return names, Activity(cycles / clock_hz, value, events, at, ActivitySource.PROFILED)
 
 
-def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[str, ...], Activity]:
+def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[LaunchKey, ...], Activity]:
     """Read an Nsight Compute CSV export: ``--page raw`` (a column per metric) or the default (a row per metric).
 
     ``sm_count`` turns active SMs into idle ones. The clock of each kernel is its cycles over its time.
     """
+    where = path.name
     launches, metrics = read_ncu_metrics(path)
-    names = tuple(launch.kernel for launch in launches)
-    return names, _ncu_activity(metrics, sm_count, path.name)
-
-
-def read_ncu_launches(path: Path, sm_count: float | None = None) -> list[tuple[LaunchKey, dict[str, float]]]:
-    """Read each launch of an Nsight Compute CSV export with its counts."""
-    launches, metrics = read_ncu_metrics(path)
-    activity = _ncu_activity(metrics, sm_count, path.name)
-    rows = [dict(zip(activity.events, row.tolist(), strict=True)) for row in activity.value]
-    return list(zip(launches, rows, strict=True))
+    known = {name: value for name, value in metrics.items() if not np.isnan(value).all()}
+    columns = compute_ncu_events(known)
+    for event, value in columns.items():
+        if (lacking := np.flatnonzero(np.isnan(value))).size:
+            needed = [m for m in list_ncu_metrics([event]) if m in known and np.isnan(known[m][lacking]).any()]
+            wanted, found = f"a number for {', '.join(needed)}", f"none in {lacking.size} of {value.size} kernels"
+            do = "Collect these kernels again, or remove their rows."
+            raise bad_value(f"{where}: kernel {int(lacking[0]) + 1}", wanted, found, do)
+    active = columns.pop("active_sm", None)
+    if active is not None and sm_count is not None:
+        columns["idle_sm"] = np.clip(sm_count - active, 0.0, sm_count)
+    if _TIME not in metrics or "core_cycle" not in columns:
+        raise bad_value(where, f"metrics {_TIME} and sm__cycles_elapsed.max", "an export without them")
+    duration_s = metrics[_TIME]
+    _check_cycles(np.minimum(duration_s, columns["core_cycle"]), where)
+    at, counted = (
+        OperatingPoint(clock_hz=columns["core_cycle"] / duration_s),
+        np.stack(list(columns.values()), axis=-1),
+    )
+    return launches, Activity(duration_s, counted, tuple(columns), at, ActivitySource.PROFILED)
 
 
 def read_nvprof(path: Path) -> dict[str, dict[str, float]]:
@@ -163,26 +174,6 @@ def sum_mapped_events(mapped: Iterable[Mapping[str, str]], metrics: Mapping[str,
             amount = np.divide(amount, below, out=np.where(np.isnan(below), below, 0.0), where=below > 0)
         found[event] = found.get(event, 0.0) + amount
     return {event: np.maximum(total, 0.0) for event, total in found.items() if event not in lacking}
-
-
-def _ncu_activity(metrics: Mapping[str, Array], sm_count: float | None, where: str) -> Activity:
-    known = {name: value for name, value in metrics.items() if not np.isnan(value).all()}
-    columns = compute_ncu_events(known)
-    for event, value in columns.items():
-        if (lacking := np.flatnonzero(np.isnan(value))).size:
-            needed = [m for m in list_ncu_metrics([event]) if m in known and np.isnan(known[m][lacking]).any()]
-            wanted, found = f"a number for {', '.join(needed)}", f"none in {lacking.size} of {value.size} kernels"
-            do = "Collect these kernels again, or remove their rows."
-            raise bad_value(f"{where}: kernel {int(lacking[0]) + 1}", wanted, found, do)
-    active = columns.pop("active_sm", None)
-    if active is not None and sm_count is not None:
-        columns["idle_sm"] = np.clip(sm_count - active, 0.0, sm_count)
-    if _TIME not in metrics or "core_cycle" not in columns:
-        raise bad_value(where, f"metrics {_TIME} and sm__cycles_elapsed.max", "an export without them")
-    duration_s = metrics[_TIME]
-    _check_cycles(np.minimum(duration_s, columns["core_cycle"]), where)
-    at, value = OperatingPoint(clock_hz=columns["core_cycle"] / duration_s), np.stack(list(columns.values()), axis=-1)
-    return Activity(duration_s, value, tuple(columns), at, ActivitySource.PROFILED)
 
 
 def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array]]:

@@ -344,7 +344,8 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         case CounterSource.NCU if chip is not None:
             found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
         case CounterSource.NCU:
-            found = CountedKernels(*read_ncu(request.trace, config.sm_count))
+            launches, activity = read_ncu(request.trace, config.sm_count)
+            found = CountedKernels(tuple(launch.kernel for launch in launches), activity)
         case CounterSource.POWER_REPORT:
             scaling, sampling = files.trace_scaling(request), TraceSampling(config.sample_cycle, clock_hz)
             found = simulator_logs.read_power_report(request.trace, architecture.dialect, scaling, sampling)
