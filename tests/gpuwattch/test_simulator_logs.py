@@ -64,7 +64,7 @@ def test_a_power_report_tells_the_lanes_of_divergent_samples(reference: Path, tm
     assert any("1 divergent samples (130)" in note for note in alone.notes)
     _, told = make_power_trace(qv100(reference, tmp_path, kernels=folder / "power_report.log"))
     assert told.doubtful == []
-    assert told.kernels[9].mean_thread == pytest.approx(1.15947, abs=1e-5)  # as the report prints it
+    assert told.kernels[9].mean.thread == pytest.approx(1.15947, abs=1e-5)  # as the report prints it
 
 
 def test_power_report_as_input(reference: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_kernels_end_at_repeated_rows(write_trace: TraceMaker, demo_run) -> None
     assert [k.samples for k in result.kernels] == [5, 1, 12, 7]
     assert result.samples == 25
     for kernel, rows in zip(result.kernels, KERNELS, strict=True):
-        assert kernel.mean_counter == pytest.approx(rows.mean(axis=0))
+        assert kernel.mean.counter == pytest.approx(rows.mean(axis=0))
         assert kernel.highest.counter in rows
     assert any("names" in note for note in result.notes)
 

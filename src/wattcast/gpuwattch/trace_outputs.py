@@ -20,7 +20,13 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, field
 from wattcast.core.whole_files import replace_whole
-from wattcast.gpuwattch.trace_statistics import NO_STEADY_STATE, KernelPower, ListedKernel, SteadyRegion
+from wattcast.gpuwattch.trace_statistics import (
+    NO_STEADY_STATE,
+    KernelPower,
+    ListedKernel,
+    SampleFigures,
+    SteadyRegion,
+)
 from wattcast.report.figure_style import new_axes
 
 if TYPE_CHECKING:
@@ -139,23 +145,23 @@ def format_kernel_report(kernel: KernelPower, names: Sequence[ListedKernel], lab
         for name, value in zip(names, values.tolist(), strict=True):
             yield f"gpu_{kind}_{name} = {_format_stream_number(value)}\n"
 
-    def block(kind: str, power_w: float, part_w: Array, counter: Array) -> Iterator[str]:
-        yield f"kernel_{kind}_power = {_format_stream_number(power_w)}\n"
-        yield from lines(kind, labels.part_labels, part_w)
-        yield from lines(kind, labels.counter_labels, counter)
+    def block(kind: str, figures: SampleFigures) -> Iterator[str]:
+        yield f"kernel_{kind}_power = {_format_stream_number(figures.power_w)}\n"
+        yield from lines(kind, labels.part_labels, figures.part_w)
+        yield from lines(kind, labels.counter_labels, figures.counter)
 
     known = names[kernel.index] if kernel.index < len(names) else None
     yield f"kernel_name = {known.name if known else UNKNOWN_KERNEL} \n"
     yield f"kernel_launch_uid = {known.uid if known else kernel.index + 1} \n\n"
     yield "Kernel Average Power Data:\n"
-    yield from block("avg", kernel.mean_w, kernel.mean_part_w, kernel.mean_counter)
+    yield from block("avg", kernel.mean)
     if labels.totals:
-        if kernel.mean_thread is not None:
-            yield f"gpu_avg_threads_per_warp = {_format_stream_number(kernel.mean_thread)}\n"
+        if kernel.mean.thread is not None:
+            yield f"gpu_avg_threads_per_warp = {_format_stream_number(kernel.mean.thread)}\n"
         yield from lines("tot", labels.counter_labels, kernel.total_counter)
     for kind, title, extreme in (("max", "Maximum", kernel.highest), ("min", "Minimum", kernel.lowest)):
         yield f"\nKernel {title} Power Data:\n"
-        yield from block(kind, extreme.power_w, extreme.part_w, extreme.counter)
+        yield from block(kind, extreme)
     yield "\nAccumulative Power Statistics Over Previous Kernels:\n"
     for kind, watts in (("avg", kernel.so_far_mean_w), ("max", kernel.so_far_max_w), ("min", kernel.so_far_min_w)):
         yield f"gpu_tot_{kind}_power = {_format_stream_number(watts)}\n"

@@ -68,10 +68,8 @@ class TraceResult:
 
 def run_trace(job: TraceRun) -> TraceResult:
     """Compute and write everything. A damaged trace yields the results of its good samples, and ``fault`` is set."""
-    work = _TracePass(job)
     with ExitStack() as files:
-        work.open_files(files)
-        files.enter_context(work.writer)
+        work = _TracePass(job, files)
         for block, following in _blocks_with_following(job.trace, work.result):
             work.process_block(block, following)
             if job.tell is not None:
@@ -225,41 +223,38 @@ class LaneFinder:
 class _TracePass:
     """The state of one pass over a trace."""
 
-    def __init__(self, job: TraceRun) -> None:
+    def __init__(self, job: TraceRun, files: ExitStack) -> None:
+        """Open the files that grow with the trace, write their headers, and look for the lanes of the kernels."""
         self.job = job
         self.result = TraceResult()
         columns, parts = job.trace.file.columns, job.model.parts
         totals = job.components.dialect is trace_reading.SimulatorDialect.ACCELWATTCH
         self.compat = job.components.compat  # whether the quirks of the original programs are reproduced
         self.labels = trace_outputs.OutputLabels(parts, columns, job.components.no_comma, self.compat, totals)
-        self.compress = job.trace.file.is_gzip if job.compress is None else job.compress
         self.ends = trace_statistics.KernelEndFinder(columns, job.kernels)
         self.tally = trace_statistics.KernelTally(len(parts), len(columns))
         self.states = trace_statistics.SteadyStateFinder(job.config.steady, len(columns))
         self.timeline = trace_outputs.PowerBins(len(parts))
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
-        self.writer = trace_outputs.BackgroundWriter()
         self.lanes = LaneFinder(job) if job.model.static is not None else None
         if self.lanes and any(k.mean_threads is not None or k.threads is not None for k in job.kernels):
             self.lanes.read_kernels()
-
-    def open_files(self, files: ExitStack) -> None:
-        """Open the files that grow with the trace and write their headers."""
-        out, wanted, stamp = self.job.out, self.job.wanted, self.job.stamp
-        self.logs: dict[str, trace_outputs.GrowingTextFile] = {}
-        for log in (log for log in LOGS if log in wanted):
-            path = out / (f"gpgpusim_{LOGS[log]}_{stamp}.log" if stamp else f"{log}.log")
-            compress = self.compress and log != "power_report"
-            self.logs[log] = files.enter_context(trace_outputs.GrowingTextFile(path, compress))
-            self.result.files.append(self.logs[log].path)
-        self.parquet = None
-        if TABLE in wanted:
-            self.parquet = files.enter_context(trace_outputs.ParquetTable(out / TABLE))
-            self.result.files.append(self.parquet.path)
+        compress = job.trace.file.is_gzip if job.compress is None else job.compress
         headers = {"power_trace": self.labels.power_header, "metric_trace": ",".join(self.labels.counters)}
-        for log in headers.keys() & self.logs.keys():
-            self.logs[log].write(headers[log] + "\n")
+        self.logs: dict[str, trace_outputs.GrowingTextFile] = {}
+        for log in (log for log in LOGS if log in job.wanted):
+            path = job.out / (f"gpgpusim_{LOGS[log]}_{job.stamp}.log" if job.stamp else f"{log}.log")
+            file = trace_outputs.GrowingTextFile(path, compress and log != "power_report")
+            self.logs[log] = files.enter_context(file)
+            self.result.files.append(file.path)
+            if log in headers:
+                file.write(headers[log] + "\n")
+        self.parquet = None
+        if TABLE in job.wanted:
+            self.parquet = files.enter_context(trace_outputs.ParquetTable(job.out / TABLE))
+            self.result.files.append(self.parquet.path)
+        self.writer = files.enter_context(trace_outputs.BackgroundWriter())  # ends before its files
 
     def process_block(self, block: trace_reading.TraceBlock, following: Array | None) -> None:
         """Find kernel ends in a block, compute its power, write it, and add it to the statistics."""
@@ -366,8 +361,8 @@ def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     """Return the outcome of a pass as plain values for JSON."""
     names, kernels = [k.name for k in job.kernels], []
     for k in result.kernels:
-        watts = {"mean_w": k.mean_w, "max_w": k.highest.power_w, "min_w": k.lowest.power_w}
-        parts = dict(zip(job.model.parts, k.mean_part_w.tolist(), strict=True)) if k.samples else {}
+        watts = {"mean_w": k.mean.power_w, "max_w": k.highest.power_w, "min_w": k.lowest.power_w}
+        parts = dict(zip(job.model.parts, k.mean.part_w.tolist(), strict=True)) if k.samples else {}
         kernel: dict[str, Any] = {"name": names[k.index] if k.index < len(names) else None, "samples": k.samples}
         kernel |= {key: value if k.samples else None for key, value in watts.items()}
         kernels.append(kernel | {"finished": k.finished, "mean_part_w": parts})

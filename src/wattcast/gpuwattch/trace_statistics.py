@@ -34,12 +34,13 @@ _LOG_COLUMNS = {
 
 
 @dataclass(frozen=True)
-class ExtremeSample:
-    """Components and counters of the sample with the highest or the lowest power."""
+class SampleFigures:
+    """Figures of one sample, or their mean or sum over several."""
 
     power_w: float
     part_w: Array
     counter: Array
+    thread: float | None  # active threads of a warp; None: not known
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,10 @@ class KernelPower:
 
     index: int
     samples: int
-    mean_w: float
-    mean_part_w: Array
-    mean_counter: Array
+    mean: SampleFigures
     total_counter: Array
-    highest: ExtremeSample
-    lowest: ExtremeSample
-    mean_thread: float | None
+    highest: SampleFigures  # of the sample with the highest power
+    lowest: SampleFigures
     so_far_mean_w: float  # over all samples until this kernel ended
     so_far_max_w: float
     so_far_min_w: float
@@ -104,15 +102,16 @@ class KernelTally:
     def end(self, finished: bool = True) -> None:
         """End the running kernel and append its figures."""
         with np.errstate(invalid="ignore"):
-            mean = np.true_divide(self._sum, self.running)
-        rows = [np.split(row, self._edges) for row in (mean, self._sum, self._high, self._low)]
-        high, low = (ExtremeSample(float(power_w[0]), *counted[:2]) for power_w, *counted in rows[2:])
-        mean_w, threads = float(mean[0]) if self.running else 0.0, float(mean[-1])
-        counted = rows[0][1], rows[0][2], rows[1][2]
+            mean_row = np.true_divide(self._sum, self.running)
+        mean_row[0] = mean_row[0] if self.running else 0.0
+        found = []
+        for row in (mean_row, self._sum, self._high, self._low):
+            (power_w,), part_w, counter, (thread,) = np.split(row, self._edges)
+            found.append(SampleFigures(float(power_w), part_w, counter, None if np.isnan(thread) else float(thread)))
+        mean, total, high, low = found
         so_far = self._all_sum / self._all_count if self._all_count else float("nan"), self._all_max, self._all_min
-        thread = None if np.isnan(threads) else threads
         place = len(self.kernels), self.running
-        self.kernels.append(KernelPower(*place, mean_w, *counted, high, low, thread, *so_far, finished))
+        self.kernels.append(KernelPower(*place, mean, total.counter, high, low, *so_far, finished))
         self._start_kernel()
 
 
