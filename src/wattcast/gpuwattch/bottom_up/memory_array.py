@@ -184,7 +184,7 @@ def bank_cost(
     write_j = both_j + pair_write_j * part.mat_bit + toggle * out.energy_j  # data goes in the way it comes out
     mat_width_um, mat_height_um = mat_sides_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     to, back, into = (
-        wire_tree_cost(tech, part, mat_width_um, mat_height_um, bits * share)
+        wire_tree_cost(tech, part.mats_across, part.mats_down, mat_width_um, mat_height_um, bits * share)
         for bits, share in ((address_bit, ports.all), (out_bit, ports.reading), (in_bit, ports.writing))
     )
     # leakage of a cell is that of two inverters and the access transistors of its ports
@@ -209,21 +209,19 @@ def bank_cost(
 
 
 def wire_tree_cost(
-    tech: Technology, part: ArrayPartition, width_um: Sweepable, height_um: Sweepable, bits: Sweepable
+    tech: Technology, across: Sweepable, down: Sweepable, width_um: Sweepable, height_um: Sweepable, bits: Sweepable
 ) -> CircuitCost:
-    """Return the cost of an H-tree of ``bits`` wires from the middle of one edge of a block of mats to a mat.
+    """Return the cost of an H-tree of ``bits`` wires from an edge of a block of ``across`` by ``down`` mats to a mat.
 
-    The root runs half the width to the centre; each fork halves the rest: W·(1 - 1/n) across in all, with n mats
-    across, and half of H·(1 - 1/m) down. The wires of every port count as switching, as in McPAT: an access to a
-    structure with several ports is one in which all of them work.
+    The root runs half the width from the middle of the edge to the centre; each fork halves the rest: W·(1 - 1/n) in
+    all, with n mats across, and half of H·(1 - 1/m) down. The wires of every port count as switching, as in McPAT: an
+    access to a structure with several ports is one in which all of them work.
     """
     wire = tech.repeated_wire()
-    across = part.mats_across * width_um * (1.0 - 1.0 / part.mats_across)
-    down = 0.5 * part.mats_down * height_um * (1.0 - 1.0 / part.mats_down)
-    forks = np.log2(part.mats_across * part.mats_down)
-    run = wire.cost(across + down, bits)
-    node_j = 0.5 * wire.input_f * tech.vdd2 * forks * bits
-    return run + CircuitCost(node_j)
+    across_um = across * width_um * (1.0 - 1.0 / across)
+    down_um = 0.5 * down * height_um * (1.0 - 1.0 / down)
+    node_j = 0.5 * wire.input_f * tech.vdd2 * np.log2(across * down) * bits
+    return wire.cost(across_um + down_um, bits) + CircuitCost(node_j)
 
 
 def _decoder_cost(tech: Technology, part: ArrayPartition, wide_um: float, high_um: float) -> CircuitCost:
@@ -409,15 +407,13 @@ def _join_banks(
     """Return the cost of all banks and the tree between them, in the arrangement that reads with less energy."""
     if cells.banks == 1:
         return bank
-    one, less = np.ones_like(bank.read_j), 2.0 ** int(np.log2(cells.banks) / 2)
-    bits = (address * ports.all, cells.leaving * ports.reading * one, cells.in_bit * ports.writing * one)
-    wires_um = sum(bits) * tech.wide.pitch_um
+    less = 2.0 ** int(np.log2(cells.banks) / 2)
+    bits = (address * ports.all, cells.leaving * ports.reading, cells.in_bit * ports.writing)
+    wires_um = (bits[0] + bits[1] + bits[2]) * tech.wide.pitch_um
     ways = []
     for down in (less, cells.banks / less):  # banks in columns of so many, side by side
         across = cells.banks / down
-        banks = ArrayPartition(one, one, one, one, across * one, down * one, one, one, one)
-        sides = bank.width_um, bank.height_um
-        to, back, into = (wire_tree_cost(tech, banks, *sides, count) for count in bits)
+        to, back, into = (wire_tree_cost(tech, across, down, bank.width_um, bank.height_um, count) for count in bits)
         routed = to + back + into
         ways.append(
             BankCost(
