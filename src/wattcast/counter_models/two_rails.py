@@ -251,9 +251,19 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     if table.awake_per_s is not None:
         memory = replace(memory, awake_w=float(costs.memory[-1]), awake_per_s=table.awake_per_s)
     model = HybridRail(float(costs.static[0] + costs.memory[0]), (core, memory))
-    words = _list_warnings(table, train, found, number)
+    words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
+    seen = train[:, np.newaxis] & (table.occurrence > LEAST_OCCURRENCE * table.occurrence[train].max(axis=0))
+    count = [np.unique(table.benchmark[column]).size for column in seen.T]
+    if alone := [p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1]:
+        words.append(f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}.")
+    words += fit_diagnostics.warn_about_costs(found, number)
+    below = float((~table.at_default()).mean())
+    words.append(
+        f"{below:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
+        "the relative one of the GPU's bundle is taken; leakage is not told from the base."
+    )
     predictions = (train, test, predicted_w, held_w)
-    return RailsFit(table, design, costs, model, chosen, trials, *predictions, tuple(found), number, words)
+    return RailsFit(table, design, costs, model, chosen, trials, *predictions, tuple(found), number, tuple(words))
 
 
 def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
@@ -293,22 +303,6 @@ def _diagnose_rail(
         low, high = max(value - spread, 0.0), value + spread
         rows.append(FittedCost(name, value, error.get(j), low, high, value * largest, vif[j]))
     return rows
-
-
-def _list_warnings(table: CounterTable, rows: Mask, coefficients: list[FittedCost], number: float) -> tuple[str, ...]:
-    words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
-    seen = rows[:, np.newaxis] & (table.occurrence > LEAST_OCCURRENCE * table.occurrence[rows].max(axis=0))
-    count = [np.unique(table.benchmark[column]).size for column in seen.T]
-    alone = [p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1]
-    if alone:
-        words.append(f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}.")
-    words += fit_diagnostics.warn_about_costs(coefficients, number)
-    share = float((~table.at_default()).mean())
-    words.append(
-        f"{share:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
-        "the relative one of the GPU's bundle is taken; leakage is not told from the base."
-    )
-    return tuple(words)
 
 
 def format_event_cost(event: str, cost: float) -> str:
@@ -407,22 +401,26 @@ def design_counters(table: CounterTable) -> CounterDesign:
     left = [i for i in range(len(table.predictors)) if i not in always]
     if len(left) < 2:
         raise bad_value(table.name, "two events or more to choose from", len(left))
-    leaning = 0.5
+    leaning, (train, test) = 0.5, split_rows(table)
     if rails and table.choose_on:
-        trials = leaning_errors(table, make_rails_design(table), split_rows(table)[0])
+        trials = leaning_errors(table, make_rails_design(table), train)
         leaning = min(trials, key=lambda lean: trials[lean])
     idle = table.busy() == 0.0  # by all events: a row without those chosen so far is no idle device
     chosen: list[int] = []
     steps, errors = [], []
     while left:
-        tried = {i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle)[0] for i in left}
+        tried = {i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle) for i in left}
         best = min(left, key=lambda i: float(tried[i].mean()))
         chosen.append(best)
         left.remove(best)
+        errors.append(tried[best])
+        tested = None
+        if rails and test.any():
+            design = replace(make_rails_design(_keep_events(table, [*always, *chosen])), idle=idle)
+            found_w = solve_rails(design, train, leaning).total_w(design)[test]
+            tested = float(100.0 * np.abs(found_w / table.power_w[test] - 1.0).mean())
         names = [table.predictors[i].event for i in (*always, *chosen)]
-        error, tested = _held_out_errors(_keep_events(table, [*always, *chosen]), leaning, idle, test=True)
-        errors.append(error)
-        steps.append(CounterStep(names[-1], len(list_ncu_metrics(names)), *_mean_and_spread(error), tested))
+        steps.append(CounterStep(names[-1], len(list_ncu_metrics(names)), *_mean_and_spread(tried[best]), tested))
     least = min(errors, key=lambda error: float(error.mean()))
     gains = [_mean_and_spread(error - least) for error in errors]
     enough = next(n for n, (gain, spread) in enumerate(gains, 1) if gain <= 2.0 * spread)
@@ -439,10 +437,8 @@ def _keep_events(table: CounterTable, kept: list[int]) -> CounterTable:
     return replace(table, predictors=tuple(table.predictors[i] for i in order), occurrence=table.occurrence[:, order])
 
 
-def _held_out_errors(
-    table: CounterTable, leaning: float, idle: Mask, test: bool = False
-) -> tuple[Array, float | None]:
-    """Return the error of each benchmark with its fold held out, and that of the groups never trained on."""
+def _held_out_errors(table: CounterTable, leaning: float, idle: Mask) -> Array:
+    """Return the error of each benchmark (of each busy row, where memory has a rail) with its fold held out."""
     if "memory" not in table.rail_w:
         trained = table.keep_benchmarks(table.split_benchmarks()[0])
         bench = FitWorkbench({"": trained})
@@ -451,17 +447,13 @@ def _held_out_errors(
         folds = deal_folds(np.arange(trained.benchmarks), FOLDS)
         everything = np.ones(trained.benchmarks, dtype=bool)
         settings = replace(bench.start(), tied=False, strength=0.0)
-        return held_out_errors(bench, kind, settings, everything, folds), None
+        return held_out_errors(bench, kind, settings, everything, folds)
     design = replace(make_rails_design(table), idle=idle)
-    train, tested = split_rows(table)
+    train, _ = split_rows(table)
     found_w = np.full(table.rows, np.nan)
     for fold in deal_folds(np.arange(table.benchmarks), FOLDS):
         held = fold[table.benchmark] & train
         if held.any():
             found_w[held] = solve_rails(design, train & ~held, leaning).total_w(design)[held]
     busy = train & ~idle
-    error = 100.0 * np.abs(found_w[busy] / table.power_w[busy] - 1.0)
-    if not (test and tested.any()):
-        return error, None
-    total_w = solve_rails(design, train, leaning).total_w(design)
-    return error, float(100.0 * np.abs(total_w[tested] / table.power_w[tested] - 1.0).mean())
+    return np.asarray(100.0 * np.abs(found_w[busy] / table.power_w[busy] - 1.0))
