@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -288,64 +288,62 @@ def read_column_map(path: Path) -> ColumnMap:
 
 def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> CounterTable:
     """Return the table of a data frame by a column map; every bad cell is named."""
-    return _TableBuilder(frame, columns, where).build()
+    if frame.height == 0:
+        raise bad_value(where, "rows", "none")
+    if not columns.events:
+        raise bad_value(f"{where}: events", "at least one event", "none")
+    check_names("rail", (*columns.voltage, *columns.rails), RAILS, "")
+    reader = _ColumnReader(frame, columns, where)
+    work = reader.read_texts(columns.benchmark)
+    clock_hz = reader.read_clock(columns.clock, "clock")
+    memory_clock_hz = reader.read_clock(columns.memory_clock, "memory_clock")
+    occurrence = [reader.read_event(name, event, clock_hz, work) for name, event in columns.events.items()]
+    predictors = []
+    for name, event in columns.events.items():
+        rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
+        source = event.column if isinstance(event.column, str) else " + ".join(event.column)
+        predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
+    names, benchmark = index_distinct(work)
+    groups = list(names)
+    if (given := columns.group) is not None:
+        label = dict(zip(work, reader.read_texts(given.column), strict=True))
+        groups = [label[name] for name in names]
+        if given.before:
+            groups = [text.rpartition(given.before)[0] or text for text in groups]
+    group_names, group = index_distinct(groups)
+    default_hz = None
+    if (clocks := columns.default) is not None:
+        here = f"{where}: default"
+        default_hz = units.parse(clocks.clock, "Hz", here), units.parse(clocks.memory_clock, "Hz", here)
+    return CounterTable(
+        name=where,
+        power_w=reader.read_quantity(columns.power, "W", "power"),
+        clock_hz=clock_hz,
+        memory_clock_hz=memory_clock_hz,
+        occurrence=np.stack(occurrence, axis=1),
+        predictors=tuple(predictors),
+        benchmark=benchmark,
+        benchmark_names=tuple(names),
+        group=group,
+        group_names=tuple(group_names),
+        default_hz=default_hz,
+        voltage_v={rail: reader.read_quantity(m, "V", f"voltage.{rail}") for rail, m in columns.voltage.items()},
+        rail_w={rail: reader.read_quantity(m, "W", f"rails.{rail}") for rail, m in columns.rails.items()},
+        left_out={n: why if n in names else "it is not in the table" for n, why in columns.left_out.items()},
+        test=tuple(columns.test),
+        choose_on=columns.choose_on,
+        awake_per_s=units.parse(columns.awake, "byte/s", f"{where}: awake") if columns.awake else None,
+        duration_s=reader.read_duration_s(clock_hz, "all") if columns.duration else None,
+        notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
+    )
 
 
-class _TableBuilder:
-    """Applies a column map to a data frame."""
+class _ColumnReader(NamedTuple):
+    """Reads columns of a data frame in the units of a column map."""
 
-    def __init__(self, frame: pl.DataFrame, columns: ColumnMap, where: str) -> None:
-        self.frame, self.map, self.where = frame, columns, where
-        if frame.height == 0:
-            raise bad_value(where, "rows", "none")
-        if not columns.events:
-            raise bad_value(f"{where}: events", "at least one event", "none")
-
-    def build(self) -> CounterTable:
-        work = self.read_texts(self.map.benchmark)
-        clock_hz = self.read_clock(self.map.clock, "clock")
-        memory_clock_hz = self.read_clock(self.map.memory_clock, "memory_clock")
-        occurrence = [self.read_event(name, event, clock_hz, work) for name, event in self.map.events.items()]
-        predictors = []
-        for name, event in self.map.events.items():
-            rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
-            source = event.column if isinstance(event.column, str) else " + ".join(event.column)
-            predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
-        names, benchmark = index_distinct(work)
-        groups = list(names)
-        if (given := self.map.group) is not None:
-            label = dict(zip(work, self.read_texts(given.column), strict=True))
-            groups = [label[name] for name in names]
-            if given.before:
-                groups = [text.rpartition(given.before)[0] or text for text in groups]
-        group_names, group = index_distinct(groups)
-        default_hz = None
-        if (clocks := self.map.default) is not None:
-            here = f"{self.where}: default"
-            default_hz = units.parse(clocks.clock, "Hz", here), units.parse(clocks.memory_clock, "Hz", here)
-        table = CounterTable(
-            name=self.where,
-            power_w=self.read_quantity(self.map.power, "W", "power"),
-            clock_hz=clock_hz,
-            memory_clock_hz=memory_clock_hz,
-            occurrence=np.stack(occurrence, axis=1),
-            predictors=tuple(predictors),
-            benchmark=benchmark,
-            benchmark_names=tuple(names),
-            group=group,
-            group_names=tuple(group_names),
-            default_hz=default_hz,
-            voltage_v={rail: self.read_quantity(m, "V", f"voltage.{rail}") for rail, m in self.map.voltage.items()},
-            rail_w={rail: self.read_quantity(m, "W", f"rails.{rail}") for rail, m in self.map.rails.items()},
-            left_out={n: why if n in names else "it is not in the table" for n, why in self.map.left_out.items()},
-            test=tuple(self.map.test),
-            choose_on=self.map.choose_on,
-            awake_per_s=units.parse(self.map.awake, "byte/s", f"{self.where}: awake") if self.map.awake else None,
-            duration_s=self.read_duration_s(clock_hz, "all") if self.map.duration else None,
-            notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
-        )
-        check_names("rail", (*self.map.voltage, *self.map.rails), RAILS, "")
-        return table
+    frame: pl.DataFrame
+    map: ColumnMap
+    where: str
 
     def read_event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
         """Return occurrences per second, or a mean as it is."""
