@@ -287,10 +287,16 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     power = bundle.power
     if not wanted or not power.scalable_parts:
         return bundle
-    parts_w, modules = _split_power(rows, gpu, bundle), [p for p in power.parts if p in power.scalable_parts]
+    power_w, clock_hz, latency_s = settled_figures(rows)
+    found = []  # watts of each row and part at its measured clock and latency, so that errors of time stay out
+    for i in range(len(rows)):
+        timeline, each_s, set_hz = analyse_row(rows, i, gpu, bundle), latency_s[i : i + 1], clock_hz[i : i + 1]
+        running_hz, at = compute_effective_hz(timeline, set_hz, bundle.clock_law), OperatingPoint(clock_hz=set_hz)
+        activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
+        found.append(power.power(activity).part_w[0])
+    parts_w, modules = np.array(found), [p for p in power.parts if p in power.scalable_parts]
     still = ~np.isin(power.parts, modules)
     still_w, dynamic_w = parts_w[:, still].sum(axis=-1), parts_w[:, ~still]
-    log_measured = np.log(settled_figures(rows)[0])
     own = 1 if "module" in wanted else 0
 
     def scaled(theta: Array) -> Array:
@@ -302,25 +308,13 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
         return np.concatenate([share.sum(axis=-1, keepdims=True), share[:, : own * len(modules)]], axis=-1)
 
     def residual(theta: Array) -> Array:
-        return np.asarray(log_measured - np.log(still_w + scaled(theta).sum(axis=-1)))
+        return np.asarray(np.log(power_w) - np.log(still_w + scaled(theta).sum(axis=-1)))
 
     levels = [(range(1), _ENERGY["card"]), (range(1, 1 + len(modules)), _ENERGY["module"])][: 1 + own]
     scale = np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
     theta = shrink_towards_forecast(residual, slopes, levels, scale)
     factor = np.exp(theta[0] + (theta[1:] if own else np.zeros(len(modules))))
     return replace(bundle, power=power.scale_energy(dict(zip(modules, factor.tolist(), strict=True))))
-
-
-def _split_power(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
-    """Compute watts of each row and part at its measured clock and latency, so that errors of time stay out."""
-    _, clock_hz, latency_s = settled_figures(rows)
-    found = []
-    for i in range(len(rows)):
-        timeline, each_s, set_hz = analyse_row(rows, i, gpu, bundle), latency_s[i : i + 1], clock_hz[i : i + 1]
-        running_hz, at = compute_effective_hz(timeline, set_hz, bundle.clock_law), OperatingPoint(clock_hz=set_hz)
-        activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
-        found.append(bundle.power.power(activity).part_w[0])
-    return np.array(found)
 
 
 FEW_BURSTS = 1000  # bursts; below, what the forecast knows is worth more than what they say by themselves
@@ -355,14 +349,14 @@ def hold_out_inherited(
     fold = assign_folds(rows, FOLDS)
     wanted = rows.to_judge()
     wanted &= np.array([data in forecast.toggling for data in rows.data])
-    predicted, near = np.full((len(rows), 4), np.nan), np.full((2, len(rows)), np.nan)
+    figures, unchosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
     for k in np.unique(fold[wanted]):
         test, known = wanted & (fold == k), rows.select_rows(fold != k)
         moved = _shift_latency(_take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels)
         moved = _shift_power(_take_sustained(known), gpu, moved, found.power.levels)
-        predicted[test] = predict_with_bundle(moved, rows.select_rows(test), gpu)
-        near[:, test] = row_nearness(moved, rows.select_rows(test), gpu)
-    return collect_held_out(rows, wanted, fold, predicted, np.full(len(rows), np.nan), [""] * len(rows), near, gpu)
+        figures[test, :4] = predict_with_bundle(moved, rows.select_rows(test), gpu)
+        figures[test, 4:6] = row_nearness(moved, rows.select_rows(test), gpu).T
+    return collect_held_out(rows, wanted, fold, figures, unchosen, gpu)
 
 
 def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:

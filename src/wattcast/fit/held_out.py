@@ -114,39 +114,29 @@ def predict_held_out(
     """Predict every burst and sustained row from a fit that never saw its shape."""
     fold = assign_folds(rows, folds, seed)
     wanted = rows.to_judge()
-    predicted, oracle_s, near = (np.full(shape, np.nan) for shape in ((len(rows), 4), len(rows), (2, len(rows))))
-    chosen: list[str] = [""] * len(rows)
+    figures, chosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = ((rows.select_rows(fold != k), rows.select_rows(test), gpu, idle) for k, test in enumerate(tests))
     for k, (test, found) in enumerate(zip(tests, run_each(_predict_fold, work, len(rows)), strict=True)):
-        predicted[test], oracle_s[test], near[:, test], labels = found
-        for i, label in zip(np.flatnonzero(test), labels, strict=True):
-            chosen[i] = label
+        figures[test], chosen[test] = found
         tell(f"fold {k + 1} of {folds}")
-    return collect_held_out(rows, wanted, fold, predicted, oracle_s, chosen, near, gpu)
+    return collect_held_out(rows, wanted, fold, figures, chosen, gpu)
 
 
-def _predict_fold(
-    known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
-) -> tuple[Array, Array, Array, list[str]]:
-    """Return figures, latency by the kernels that ran, nearness and chosen kernels of rows that a fit never saw."""
+def _predict_fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> tuple[Array, list[str]]:
+    """Return the figures that ``collect_held_out`` takes, and chosen kernels, of rows that a fit never saw."""
     found = fit_kernel_rows(known, gpu, idle)
     bundle = build_bundle(found, test, gpu, {}, "")
     labels = [str(label or "") for label in choose_labels(test, found.learned.reference)]
-    oracle_s = predict_as_ran(bundle, test, gpu)
-    return predict_with_bundle(bundle, test, gpu), oracle_s, row_nearness(bundle, test, gpu), labels
-
-
-def predict_as_ran(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
-    """Predict the latency of bursts of products with the kernels that ran instead of those chosen; NaN elsewhere."""
-    named = np.array([bool(names) for names in rows.names]) & np.isin(rows.family, ("gemm", "conv2d"))
-    at = named & rows.is_kind("burst") & on_random_data(rows)
-    result = np.full(len(rows), np.nan)
-    if at.any():
-        some = rows.select_rows(at)
+    named = np.array([bool(names) for names in test.names]) & np.isin(test.family, ("gemm", "conv2d"))
+    products = named & test.is_kind("burst") & on_random_data(test)
+    as_ran_s = np.full(len(test), np.nan)
+    if products.any():
+        some = test.select_rows(products)
         kernels = build_kernels(some.ops, conditions_as_ran(some), gpu, bundle.reference, ())
-        result[at] = predict_bursts_s(kernels, gpu, bundle)
-    return result
+        as_ran_s[products] = predict_bursts_s(kernels, gpu, bundle)
+    near = row_nearness(bundle, test, gpu).T
+    return np.column_stack([predict_with_bundle(bundle, test, gpu), near, as_ran_s]), labels
 
 
 def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float | None = None) -> Array:
@@ -199,13 +189,16 @@ def collect_held_out(
     rows: KernelRows,
     wanted: Mask,
     fold: npt.NDArray[np.int64],
-    predicted: Array,
-    oracle_s: Array,
-    chosen: list[str],
-    near: Array,
+    figures: Array,
+    chosen: npt.NDArray[np.object_],
     gpu: Gpu,
 ) -> HeldOutRows:
-    """Collect measured and predicted figures of the wanted rows."""
+    """Collect measured and predicted figures of the wanted rows.
+
+    Columns of ``figures`` are those of ``predict_with_bundle``, nearness by time and by energy, and latency with the
+    kernel that ran.
+    """
+    predicted_s, predicted_w, predicted_hz, _, near, near_power, as_ran_s = figures[wanted].T
     some = rows.select_rows(wanted)
     power_w, clock_hz, latency_s = settled_figures(some)
     reference = reference_chip(gpu)
@@ -223,15 +216,15 @@ def collect_held_out(
         latency_s=latency_s,
         power_w=np.where(burst, np.nan, power_w),
         clock_hz=np.where(burst, np.nan, clock_hz),
-        predicted_latency_s=predicted[wanted, 0],
-        predicted_power_w=predicted[wanted, 1],
-        predicted_clock_hz=predicted[wanted, 2],
+        predicted_latency_s=predicted_s,
+        predicted_power_w=predicted_w,
+        predicted_clock_hz=predicted_hz,
         roofline_s=np.maximum(kernels.flop / rate, byte / float(np.mean(gpu.memory.byte_per_s))),
         ran=tuple(str(label or "") for label in find_labels_run(some)),
-        chosen=tuple(chosen[i] for i in np.flatnonzero(wanted)),
-        oracle_latency_s=oracle_s[wanted],
-        near=near[0, wanted],
-        near_power=near[1, wanted],
+        chosen=tuple(chosen[wanted]),
+        oracle_latency_s=as_ran_s,
+        near=near,
+        near_power=near_power,
     )
 
 
@@ -469,21 +462,15 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
         "kind": list(kernels.work.kernel_family),
         "dtype": [str(op.dtype) for op in rows.ops],
     }
-    found = []
+    found, of_family = [], Counter(np.array(learner)[counted].tolist())
     for what, names in named.items():
         thing = np.array([f"{own}: {name}" for own, name in zip(learner, names, strict=True)])
-        dealt = _deal_things(thing, np.array(learner), counted, ROUNDS[what])
-        found += [np.where(dealt == k, thing, "") for k in range(ROUNDS[what]) if (dealt == k).any()]
+        of_thing = Counter(thing[counted].tolist())
+        kept = [t for t, n in of_thing.items() if LEAST_THING_ROWS <= n <= MOST * of_family[t.partition(":")[0]]]
+        order = sorted(kept, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
+        dealt = [order[k :: ROUNDS[what]] for k in range(ROUNDS[what])]  # what a family has goes round
+        found += [np.where(np.isin(thing, gone), thing, "") for gone in dealt if gone]
     return found + _size_rounds(kernels, counted)
-
-
-def _deal_things(thing: Names, learner: Names, counted: Mask, hands: int) -> npt.NDArray[np.int64]:
-    """Deal the things of a family to rounds; return the round of each row, -1 where it always stays."""
-    of_thing, of_family = Counter(thing[counted].tolist()), Counter(learner[counted].tolist())
-    kept = [t for t, n in of_thing.items() if LEAST_THING_ROWS <= n <= MOST * of_family[t.partition(":")[0]]]
-    order = sorted(kept, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
-    place = {t: i % hands for i, t in enumerate(order)}
-    return np.array([place.get(t, -1) for t in thing.tolist()])
 
 
 def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
