@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,26 +108,25 @@ def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) ->
 
         try:
             with catch_panics():
-                part, said = _read_table(file, gpu, most)
+                parts.append(_read_table(file, gpu, most))
         except (PolarsError, OSError) as error:
             raise bad_value(str(file.path), "a table as CSV or Parquet", str(error).splitlines()[0]) from None
-        notes += said
-        parts += [part] if part else []
-    own = [Path(path) for path in paths if _is_kernel_database(Path(path))]
-    if not (own or any(parts)):
+    for folder in filter(_is_kernel_database, map(Path, paths)):
+        own = load_kernel_rows(folder)
+        parts.append(TableRows(own, ((),) * len(own), ("",) * len(own), ()))
+    notes += [note for part in parts for note in part.notes]
+    if not any(len(part.rows) for part in parts):
         raise BadInput(
             f"no kernel table of the {gpu.name} in {', '.join(map(str, paths))}. Wanted: CSV or Parquet files with "
             "columns such as gemm_dtype, m, n, k, latency, named SYSTEM.ENGINE-VERSION.TABLE.csv or lying in folders "
             f"of those names, or a folder with rows.parquet of our own. {' '.join(notes)}"
         )
-    listed = [row for part in parts for row in part]
-    made = [_to_kernel_rows(listed, found)] if listed else []
-    beside, engine = [row.beside for row in listed], [row.engine for row in listed]
-    for folder in own:
-        made.append(load_kernel_rows(folder))
-        beside += [()] * len(made[-1])
-        engine += [""] * len(made[-1])
-    return TableRows(_join_rows(made), tuple(beside), tuple(engine), tuple(dict.fromkeys(notes)))
+    return TableRows(
+        _join_rows([part.rows for part in parts]),
+        tuple(ops for part in parts for ops in part.beside),
+        tuple(engine for part in parts for engine in part.engine),
+        tuple(dict.fromkeys(notes)),
+    )
 
 
 def _is_kernel_database(path: Path) -> bool:
@@ -228,18 +228,6 @@ def _scan_table(path: Path) -> pl.LazyFrame:
     return frame
 
 
-@dataclass(frozen=True)
-class _Row:
-    op: Operator
-    condition: RunCondition
-    beside: tuple[Operator, ...]
-    latency_s: float
-    power_w: float
-    clock_hz: float  # where it is known: the top clock below the power limit
-    kind: str
-    engine: str
-
-
 _SHAPE = {
     "gemm": ("m", "n", "k"),
     "attention": ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step"),
@@ -248,7 +236,7 @@ _SHAPE = {
 _FORMATS = {"gemm": ("gemm_dtype",), "attention": ("attn_dtype", "kv_cache_dtype"), "experts": ("moe_dtype",)}
 
 
-def _read_table(file: TableFile, gpu: Gpu, most: int) -> tuple[list[_Row], list[str]]:
+def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
     """Read one table, thinned to ``most`` rows of each format and band of latency, chosen by a hash of the shape."""
     import polars as pl
 
@@ -260,22 +248,43 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> tuple[list[_Row], list[
         mixed = (mixed ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * pl.lit(0x100000001B3, dtype=pl.UInt64)
     frame = _scan_table(file.path).filter(pl.col("latency") > 0).with_columns(band=band, order=mixed // (1 << 20))
     groups = frame.select(*formats, "band").unique().collect(engine="streaming").rows()
-    rows: list[_Row] = []
-    skipped: dict[str, int] = {}
-    make = _MAKERS[file.table]
-    kind = "sustained" if file.sustained else "burst"
+    made: list[tuple[Operator, RunCondition, tuple[Operator, ...]]] = []
+    figures: list[tuple[float, float, float]] = []
+    skipped: Counter[str] = Counter()
     for *words, place in sorted(groups):
         some = frame.filter(pl.col("band") == place, *(pl.col(n) == w for n, w in zip(formats, words, strict=True)))
         for plain in some.bottom_k(most, by="order").collect(engine="streaming").iter_rows(named=True):
-            made = make(plain, file, gpu)
-            if isinstance(made, str):
-                skipped[made] = skipped.get(made, 0) + 1
+            row = _MAKERS[file.table](plain, file, gpu)
+            if isinstance(row, str):
+                skipped[row] += 1
                 continue
-            power_w = float(plain["power"]) if file.trusted_power else float("nan")
+            power_w = float(plain["power"]) if file.trusted_power else np.nan
             capped = not power_w < UNCAPPED_SHARE * float(plain.get("power_limit") or 0.0)
-            clock_hz = float("nan") if capped else float(sweep_values(gpu.clocks.max_hz))
-            rows.append(_Row(*made, float(plain["latency"]) * 1e-3, power_w, clock_hz, kind, file.engine))
-    return rows, [f"{file.path.name}: {count} rows passed over: {why}." for why, count in skipped.items()]
+            clock_hz = np.nan if capped else float(sweep_values(gpu.clocks.max_hz))  # known below the power limit
+            made.append(row)
+            figures.append((float(plain["latency"]) * 1e-3, power_w, clock_hz))
+    count = len(made)
+    known = np.array(figures).reshape(count, 3).T
+    number: dict[str, Array] = {name: np.full(count, np.nan) for name in ROW_NUMBERS}
+    rows = KernelRows(
+        kind=("sustained" if file.sustained else "burst",) * count,
+        ops=tuple(op for op, _, _ in made),
+        conditions=tuple(condition for _, condition, _ in made),
+        data=("random",) * count,
+        spec=("",) * count,
+        repeat=np.zeros(count, dtype=np.int64),
+        names=((),) * count,
+        blocks=((),) * count,
+        uuid=("",) * count,
+        run=("",) * count,
+        chosen=(PLANNED,) * count,
+        number=number | dict(zip(("latency_s", "power_w", "sm_clock_hz"), known, strict=True)),
+        fit=np.ones(count, dtype=bool),
+        source=f"{file.engine} {file.version}",
+        card=file.system,
+    )
+    notes = tuple(f"{file.path.name}: {n} rows passed over: {why}." for why, n in skipped.items())
+    return TableRows(rows, tuple(beside for _, _, beside in made), (file.engine,) * count, notes)
 
 
 _Made = tuple[Operator, RunCondition, tuple[Operator, ...]] | str  # text: why a row cannot be said
@@ -420,31 +429,6 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
     "attention": _make_attention,
     "experts": _make_experts,
 }
-
-
-def _to_kernel_rows(listed: Sequence[_Row], files: Sequence[TableFile]) -> KernelRows:
-    count = len(listed)
-    known = np.array([(row.latency_s, row.power_w, row.clock_hz) for row in listed]).T
-    number: dict[str, Array] = {name: np.full(count, np.nan) for name in ROW_NUMBERS}
-    number |= zip(("latency_s", "power_w", "sm_clock_hz"), known, strict=True)
-    names = dict.fromkeys(f"{file.engine} {file.version}" for file in files)
-    return KernelRows(
-        kind=tuple(row.kind for row in listed),
-        ops=tuple(row.op for row in listed),
-        conditions=tuple(row.condition for row in listed),
-        data=("random",) * count,
-        spec=("",) * count,
-        repeat=np.zeros(count, dtype=np.int64),
-        names=((),) * count,
-        blocks=((),) * count,
-        uuid=("",) * count,
-        run=("",) * count,
-        chosen=(PLANNED,) * count,
-        number=number,
-        fit=np.ones(count, dtype=bool),
-        source=", ".join(names),
-        card=next((file.system for file in files if file.system), ""),
-    )
 
 
 def _join_rows(parts: Sequence[KernelRows]) -> KernelRows:
