@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.fit.kernel_rows import KernelRows
+from wattcast.fit.latency_fit import pack_trees
 from wattcast.kernels import ReferenceChip
 from wattcast.kernels.families.convolutions import CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS
 from wattcast.kernels.families.matrix_products import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
@@ -150,17 +151,12 @@ def _grow_votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array
     kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
     place = {KernelLabel(str(k), int(n), int(m), bool(split)): i for i, (k, n, m, split) in enumerate(kinds)}
     model = ExtraTreesClassifier(_TREES, random_state=0).fit(table, [place[label] for label in ran])
-    grown = [tree.tree_ for tree in model.estimators_]
-    shape = len(grown), max(tree.node_count for tree in grown)
-    itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-    feature, candidate, threshold = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
-    left, right = itself.copy(), itself.copy()
-    for i, tree in enumerate(grown):
-        at = np.flatnonzero(tree.children_left >= 0)
-        feature[i, at], threshold[i, at] = tree.feature[at], tree.threshold[at]
-        left[i, at], right[i, at] = tree.children_left[at], tree.children_right[at]
-        candidate[i, : tree.node_count] = model.classes_[tree.value[:, 0].argmax(axis=1)]
-    return TreeVotes(feature, threshold, left, right, candidate)
+    grown = []
+    for tree in (estimator.tree_ for estimator in model.estimators_):
+        inner = tree.feature, tree.threshold, tree.children_left, tree.children_right
+        grown.append((tree.children_left < 0, *inner, model.classes_[tree.value[:, 0].argmax(axis=1)]))
+    feature, threshold, left, right, candidate = pack_trees(grown)
+    return TreeVotes(feature, threshold, left, right, candidate.astype(np.int32))
 
 
 _NEVER = 50.0  # penalty on the score of an impossible candidate, in logs

@@ -51,25 +51,28 @@ def fit_trees(
         random_state=0,
     )
     model.fit(rows, target, sample_weight=weight)
-    return _export_trees(model, names)
+    grown = []
+    for (stage,) in model._predictors:
+        nodes, leaf = stage.nodes, stage.nodes["is_leaf"] != 0
+        inner = [nodes[name] for name in ("feature_idx", "num_threshold", "left", "right")]
+        grown.append((leaf, *inner, np.where(leaf, nodes["value"], 0.0)))
+    return TreeEnsemble(names, float(np.ravel(model._baseline_prediction)[0]), *pack_trees(grown))
 
 
-def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
-    grown = [stage[0].nodes for stage in model._predictors]
-    most = max((len(nodes) for nodes in grown), default=1)
-    shape = (len(grown), most)
-    itself = np.broadcast_to(np.arange(most, dtype=np.int32), shape)
-    feature, value = np.zeros(shape, np.int32), np.zeros(shape)
-    threshold, left, right = np.zeros(shape), itself.copy(), itself.copy()
-    for i, nodes in enumerate(grown):
-        inner = nodes["is_leaf"] == 0
-        at = np.flatnonzero(inner)
-        feature[i, at] = nodes["feature_idx"][inner]
-        threshold[i, at] = nodes["num_threshold"][inner]
-        left[i, at], right[i, at] = nodes["left"][inner], nodes["right"][inner]
-        value[i, : len(nodes)] = np.where(inner, 0.0, nodes["value"])
-    base = float(np.ravel(model._baseline_prediction)[0])
-    return TreeEnsemble(names, base, feature, threshold, left, right, value)
+def pack_trees(grown: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Pack trees into feature, threshold, left, right and value of their nodes, ``(tree, node)`` each.
+
+    A tree is given by which of its nodes are leaves, and these five of its nodes. A leaf is its own child.
+    """
+    shape = len(grown), max((len(leaf) for leaf, *_ in grown), default=1)
+    itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    feature, threshold, value = np.zeros(shape, np.int32), np.zeros(shape), np.zeros(shape)
+    left, right = itself.copy(), itself.copy()
+    for i, (leaf, *inner, values) in enumerate(grown):
+        at = np.flatnonzero(~leaf)
+        feature[i, at], threshold[i, at], left[i, at], right[i, at] = (column[at] for column in inner)
+        value[i, : len(leaf)] = values
+    return feature, threshold, left, right, value
 
 
 LENGTH_ROWS = 300  # rows the lengths are fitted on; all rows are used for the mean
