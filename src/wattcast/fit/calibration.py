@@ -300,7 +300,14 @@ def _best_set(
 
 def _fit_factors(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> FactorFit:
     rows, target = problem.rows, problem.target
-    spread = _estimate_noise(chosen, problem, others)
+    # the deviation of each entry: its own, and what factors outside the set may add
+    apart = dict(problem.scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
+    variance = np.full(len(target), problem.noise**2)
+    if apart and len(rows):
+        names = tuple(apart)
+        moved = _differentiate_factors(lambda at: problem.value(names, at), np.zeros(len(names)), problem.model({}))
+        variance += (moved**2) @ np.array(list(apart.values())) ** 2
+    spread = np.sqrt(variance)
     prior = np.array([PRIOR_SPREAD[name] for name in chosen])
     theta = np.zeros(len(chosen))
     precision = np.diag(1.0 / prior**2)
@@ -326,17 +333,6 @@ def _fit_factors(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[
     reach = float(np.sum((jacobian * prior) ** 2))
     deviation = np.sqrt(np.diag(covariance)) if chosen else np.zeros(0)
     return FactorFit(chosen, theta, deviation, start, here, here / np.maximum(1.0 - leverage, 0.05), spread, reach)
-
-
-def _estimate_noise(chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]) -> Array:
-    """Return the deviation of each entry: its own, and what factors outside the set may add."""
-    apart = dict(problem.scatter) | {name: PRIOR_SPREAD[name] for name in others if name not in chosen}
-    variance = np.full(len(problem.target), problem.noise**2)
-    if apart and len(problem.rows):
-        names = tuple(apart)
-        moved = _differentiate_factors(lambda at: problem.value(names, at), np.zeros(len(names)), problem.model({}))
-        variance += (moved**2) @ np.array(list(apart.values())) ** 2
-    return np.asarray(np.sqrt(variance))
 
 
 def _differentiate_factors(value: Callable[[Array], Array], theta: Array, here: Array) -> Array:

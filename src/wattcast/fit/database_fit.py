@@ -44,8 +44,6 @@ from wattcast.predictor.bundle.calibrated import save_bundle
 from wattcast.predictor.bundle.support_widening import (
     NORMAL_P90,
     CardSpread,
-    NearnessLine,
-    Widening,
     default_widening,
     learned_distances,
     published_spread,
@@ -171,12 +169,13 @@ def fit_kernel_database(
         found = fit_kernel_rows(rows, chip, idle)
         near = fit_nearness(held)
         residuals = fit_interval_ends(held, near=near)
-        widening = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else _take_widening(gpu, near)
-    layers, shipped = load_layers(database, chip), bundles.shipped_bundle(gpu)
-    cold = None if shipped is None else shipped.cold
+        found_apart = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else None
+    shipped, cold, widening = bundles.shipped_bundle(gpu), None, default_widening()
     if shipped is not None:  # ends of collectives come from public timings
         residuals = {"collective": shipped.residuals["collective"], **residuals}
-    if layers is not None:
+        cold, widening = shipped.cold, shipped.widening
+    widening = found_apart or widening.with_nearness(near)
+    if (layers := load_layers(database, chip)) is not None:
         cold = fit_cold_cache(layers)
     burst = sum(kind == "burst" for kind in held.kind)
     rest = len(held.kind) - burst
@@ -197,12 +196,6 @@ def fit_engine_database(
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
         others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
         return extend_bundle(start, rows, chip, tell, steps, others)
-
-
-def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
-    """Return the widening of the GPU's shipped bundle, or the default, with the nearness of the rows at hand."""
-    known = bundles.shipped_bundle(gpu)
-    return (default_widening() if known is None else known.widening).with_nearness(near)
 
 
 def one_thread() -> Any:
