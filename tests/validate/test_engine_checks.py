@@ -13,10 +13,10 @@ from wattcast.fit.engine_fit import (
     MeasuredStep,
     find_step_energy,
     is_engine_family,
-    judge_engine_rows,
     load_fitting_steps,
     without_engine,
 )
+from wattcast.fit.held_out import predict_with_bundle
 from wattcast.fit.kernel_rows import load_kernel_rows
 from wattcast.hardware import OperatingPoint
 from wattcast.measure.campaigns.engine_campaign import choose_models
@@ -60,8 +60,7 @@ def test_a_bundle_without_engine_rows_falls_back_to_the_families_above() -> None
     assert not any(map(is_engine_family, [*bare.corrections, *bare.seen]))
     rows = load_kernel_rows("h200/engine")
     some = rows.select_rows(rows.is_kind("burst") & (np.arange(len(rows)) % 40 == 0))
-    judged = judge_engine_rows(bare, some, hardware.load_gpu("h200"))
-    ratio = judged.predicted_latency_s / judged.latency_s
+    ratio = predict_with_bundle(bare, some, hardware.load_gpu("h200"))[:, 0] / some.column("latency_s")
     assert (ratio > 0.2).all()
     assert (ratio < 5.0).all()
 

@@ -2,7 +2,7 @@
 
 Corrections and learned factors of time come from bursts, learned factors of energy from sustained rows. Energies of
 events, V(f), toggling and the clock law stay those of the bundle, so no other prediction of it changes. Rows that the
-database holds out are never read here but to be predicted (``judge_engine_rows``).
+database holds out are never read here.
 """
 
 from __future__ import annotations
@@ -248,34 +248,6 @@ def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: G
     seconds = compute_kernel_s(timeline.phases, compute_effective_hz(timeline, grid_hz, bundle.clock_law))
     nearest = np.abs(np.log(seconds / latency_s)).argmin(axis=0)
     return np.where(clock_hz < 0.995 * top_hz, np.sqrt(grid_hz[nearest, 0] * clock_hz), clock_hz)
-
-
-@dataclass(frozen=True)
-class JudgedRows:
-    """Measured and predicted figures of engine rows, ``(row,)`` each; NaN where a row has no such figure."""
-
-    kind: tuple[str, ...]
-    operator: tuple[str, ...]  # the kind of operator, such as ``engine_experts``
-    format: tuple[str, ...]
-    latency_s: Array
-    power_w: Array
-    predicted_latency_s: Array
-    predicted_power_w: Array
-
-
-def judge_engine_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> JudgedRows:
-    """Predict rows by a bundle: bursts at the top clock, sustained rows under the governor."""
-    power_w, _, latency_s = settled_figures(rows)
-    found = predict_with_bundle(bundle, rows, gpu)
-    return JudgedRows(
-        rows.kind,
-        tuple(op.kind for op in rows.ops),
-        tuple(str(op.math_dtype) for op in rows.ops),
-        latency_s,
-        np.where(rows.is_kind("burst"), np.nan, power_w),
-        found[:, 0],
-        found[:, 1],
-    )
 
 
 def _interval_ends(

@@ -15,8 +15,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
 from wattcast.fit import database_fit, held_out
-from wattcast.fit.engine_fit import judge_engine_rows
-from wattcast.fit.kernel_rows import load_kernel_rows, on_random_data
+from wattcast.fit.kernel_rows import load_kernel_rows, on_random_data, settled_figures
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
 from wattcast.fit.whole_models import ModelCase
 from wattcast.hardware import Gpu
@@ -24,7 +23,7 @@ from wattcast.kernels import build_kernels, lower_graph, reference_chip
 from wattcast.kernels.kernel_table import COUNTED_ROTATION
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.bundle.support_widening import CardSpread, nearness_scale
+from wattcast.predictor.bundle.support_widening import nearness_scale
 from wattcast.predictor.kernel_phases import count_events
 
 
@@ -84,20 +83,13 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     for name in dict.fromkeys(held.family):
         for quantity, (_, known, inside, width) in found.items():
             rows.append(score_coverage(f"{quantity}, {name}", known & (family == name), inside, width))
-    for quantity, (near, known, inside, width) in found.items():
-        for label, part in _by_distance(near, known).items():
-            rows.append(score_coverage(f"{quantity}, {label}", part, inside, width))
-    return rows
-
-
-def _by_distance(near: Array, known: Mask) -> dict[str, Mask]:
-    """Split rows into quarters by their distance to the nearest other row; empty where that was not kept."""
-    if not np.isfinite(near[known]).any():
-        return {}
-    edges = np.quantile(near[known & np.isfinite(near)], [0.25, 0.5, 0.75])
-    quarter = np.where(np.isfinite(near), np.searchsorted(edges, near), -1)
     labels = ("farthest quarter from other rows", "second quarter", "third quarter", "nearest quarter")
-    return {label: known & (quarter == i) for i, label in enumerate(labels)}
+    for quantity, (near, known, inside, width) in found.items():
+        kept = known & np.isfinite(near)  # none where the distance to the nearest other row was not kept
+        quarter = np.searchsorted(np.quantile(near[kept], [0.25, 0.5, 0.75]), near) if kept.any() else None
+        for i, label in enumerate(labels if quarter is not None else ()):
+            rows.append(score_coverage(f"{quantity}, {label}", kept & (quarter == i), inside, width))
+    return rows
 
 
 def _find_covered(
@@ -125,31 +117,18 @@ def _family_mean(held: held_out.HeldOutRows) -> Array:
     """Return the mean power of each row's family over the other folds, which is the floor."""
     family, found = np.array(held.family), np.full(len(held.kind), np.nan)
     known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
-    for i in np.flatnonzero(np.isfinite(held.power_w)):
-        others = known & (family == family[i]) & (held.fold != held.fold[i])
-        found[i] = held.power_w[others].mean() if others.any() else np.nan
+    for name, fold in set(zip(held.family, held.fold.tolist(), strict=True)):
+        own, here = family == name, held.fold == fold
+        if (known & own & ~here).any():
+            found[own & here] = held.power_w[known & own & ~here].mean()
     return found
 
 
 def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return how often the fitted kernel choice is the library's, and the latency error with the kernel that ran."""
-    burst = held.is_random("burst")
-    named = burst & np.array([bool(ran) and bool(chosen) for ran, chosen in zip(held.ran, held.chosen, strict=True)])
-    where, family = f"{gpu} kernel choice", np.array(held.family)
+    where, family, burst = f"{gpu} kernel choice", np.array(held.family), held.is_random("burst")
     chosen, oracle = [], []
-    for name in ("gemm", "conv2d"):
-        at = named & (family == name)
-        agreement = _summarise_agreement(held, at)
-        chosen.append(make_ledger_row(where, f"kernel of {name}", int(at.sum()), None, **agreement))
-        at = burst & (family == name) & np.isfinite(held.oracle_latency_s)
-        without = round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
-        ran, true = held.oracle_latency_s[at], held.latency_s[at]
-        quantity = f"latency of {name}, kernel that ran (oracle)"
-        oracle.append(score_row(where, quantity, ran, true, without_oracle=without))
-    return chosen + oracle
 
-
-def _summarise_agreement(held: held_out.HeldOutRows, at: Mask) -> dict[str, Any]:
     def parse(text: str) -> tuple[str, int, int, bool]:
         kind, tile, *split = text.split()
         n, m = tile.split("x")
@@ -158,16 +137,25 @@ def _summarise_agreement(held: held_out.HeldOutRows, at: Mask) -> dict[str, Any]
     def percent(flags: list[Any]) -> float:
         return round(float(100 * np.mean(flags)), 1) if flags else 0.0
 
-    ran, took = ([parse(names[i]) for i in np.flatnonzero(at)] for names in (held.ran, held.chosen))
-    pairs = list(zip(ran, took, strict=True))
-    near = [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
-    return {
-        "kind": percent([a[0] == b[0] for a, b in pairs]),
-        "tile_exact": percent([a[:3] == b[:3] for a, b in pairs]),
-        "area_within_a_factor_of_two": percent(near),
-        "split_of_k": percent([a[3] == b[3] for a, b in pairs]),
-        "distinct_kernels": len(set(ran)),
-    }
+    for name in ("gemm", "conv2d"):
+        at = burst & (family == name)
+        names = [(held.ran[i], held.chosen[i]) for i in np.flatnonzero(at)]
+        pairs = [(parse(ran), parse(took)) for ran, took in names if ran and took]
+        agreement: dict[str, Any] = {
+            "kind": percent([a[0] == b[0] for a, b in pairs]),
+            "tile_exact": percent([a[:3] == b[:3] for a, b in pairs]),
+            "area_within_a_factor_of_two": percent(
+                [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
+            ),
+            "split_of_k": percent([a[3] == b[3] for a, b in pairs]),
+            "distinct_kernels": len({ran for ran, _ in pairs}),
+        }
+        chosen.append(make_ledger_row(where, f"kernel of {name}", len(pairs), None, **agreement))
+        at &= np.isfinite(held.oracle_latency_s)
+        without = round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
+        quantity, measured_s = f"latency of {name}, kernel that ran (oracle)", held.latency_s[at]
+        oracle.append(score_row(where, quantity, held.oracle_latency_s[at], measured_s, without_oracle=without))
+    return chosen + oracle
 
 
 _BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
@@ -176,11 +164,16 @@ _LEAST_BYTE = 1e5  # less than this is noise of the profiler and of what L2 happ
 
 def counter_rows(gpu: str) -> list[LedgerRow]:
     """Return the median ratio of predicted to counted bytes at each level of memory, and their correlation."""
-    measured = _counted_bytes(gpu)
-    rows = load_kernel_rows(gpu)
+    measured: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
+        of = measured[kernel["spec"]]  # the sum over the kernels of one call
+        of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
+        # what crosses between SMs and L2; the L2's own count also has what its two halves send one another
+        of["L2"] += kernel["l1tex__m_xbar2l1tex_read_bytes_sum"] + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
+        of["shared"] += _BANK_BYTE * (kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"])
+    rows, chip = load_kernel_rows(gpu), hardware.load_gpu(gpu)
     first = {spec: i for i, spec in reversed(list(enumerate(rows.spec)))}
     specs = [spec for spec in measured if spec in first]
-    chip = hardware.load_gpu(gpu)
     ops = tuple(rows.ops[first[s]] for s in specs)
     conditions = [replace(rows.conditions[first[s]], rotated=COUNTED_ROTATION) for s in specs]
     kernels = build_kernels(ops, conditions, chip, bundle_for(chip).reference, ())
@@ -202,19 +195,6 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
         error = float(100 * np.mean(np.abs(ratio - 1)))
         found.append(make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more))
     return found
-
-
-def _counted_bytes(gpu: str) -> dict[str, dict[str, float]]:
-    """Return the bytes of each operator: the sum over the kernels of one call."""
-    total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
-        of = total[kernel["spec"]]
-        of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
-        # what crosses between SMs and L2; the L2's own count also has what its two halves send one another
-        of["L2"] += kernel["l1tex__m_xbar2l1tex_read_bytes_sum"] + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
-        banks = kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
-        of["shared"] += _BANK_BYTE * banks
-    return total
 
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
@@ -244,7 +224,23 @@ def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
     kinds = database_fit.KIND_OF_QUANTITY
     found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in kinds}
     spread = database_fit.combine_spread(found)
-    spreads = [_make_spread_row(where, quantity, found[quantity], spread) for quantity in kinds]
+    spreads = []
+    for quantity, seen in found.items():
+        said: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
+        if isinstance(seen, database_fit.CardComponents):
+            count = seen.rows
+            said |= {
+                "cards": seen.cards,
+                "common_to_a_card": f"{100 * seen.card:.2f} %",
+                "card_by_kernel": f"{100 * seen.card_by_kernel:.2f} %",
+                "repeats": f"{100 * seen.noise:.2f} %",
+            }
+        else:
+            count = sum(s.rows for s in seen)
+            for i, s in enumerate(seen, start=2):
+                said[f"card_{i}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+            said["from"] = spread.source
+        spreads.append(make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **said))
     for quantity in kinds:  # the share of kernels in common that lie within the spread that the other cards show
         if left_out := database_fit.check_left_out_cards(rows, quantity):
             inside = np.concatenate(list(left_out.values()))
@@ -255,25 +251,6 @@ def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
     return spreads
 
 
-def _make_spread_row(
-    where: str, quantity: str, found: database_fit.CardComponents | list[database_fit.CardShift], spread: CardSpread
-) -> LedgerRow:
-    more: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
-    if isinstance(found, database_fit.CardComponents):
-        more |= {
-            "cards": found.cards,
-            "common_to_a_card": f"{100 * found.card:.2f} %",
-            "card_by_kernel": f"{100 * found.card_by_kernel:.2f} %",
-            "repeats": f"{100 * found.noise:.2f} %",
-        }
-    else:
-        for i, s in enumerate(found, start=2):
-            more[f"card_{i}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
-        more["from"] = spread.source
-    rows = found.rows if isinstance(found, database_fit.CardComponents) else sum(s.rows for s in found)
-    return make_ledger_row(where, f"{quantity}, deviation of another card", rows, None, **more)
-
-
 def name_of(card: str) -> str:
     """Return a short name of a card: the first digits of its identity."""
     return card.removeprefix("GPU-").partition("-")[0] or "unnamed"
@@ -281,9 +258,11 @@ def name_of(card: str) -> str:
 
 def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     """Return latency and power of each case from a fit that never saw its model family."""
-    compute_s, memory_s, operators = (
-        np.array(c) for c in zip(*(_roofline_terms(case, gpu) for case in cases), strict=True)
-    )
+    sms, top_hz = float(np.mean(gpu.sm_count)), float(np.mean(gpu.clocks.max_hz))
+    lowered = [lower_graph(case.graph, gpu, reference_chip(gpu)) for case in cases]
+    compute_s = np.array([(k.flop / (np.asarray(k.pipe_per_cycle) * sms * top_hz)) @ k.calls for k in lowered])
+    memory_s = np.array([case.graph.byte / float(np.mean(gpu.memory.byte_per_s)) for case in cases])
+    operators = np.array([float(case.operators) for case in cases])
     latency = np.array([float(case.row.latency_s or np.nan) for case in cases])
     power = np.array([float(case.row.power_w or np.nan) for case in cases])
     family = np.array([model_family(case.row.model) for case in cases])
@@ -315,14 +294,6 @@ def solve_relative(terms: Array, target: Array) -> Array:
     return np.asarray(nnls(terms / target[:, None], np.ones(len(target)))[0])
 
 
-def _roofline_terms(case: ModelCase, gpu: Gpu) -> tuple[float, float, float]:
-    """Return seconds of all arithmetic at peak, seconds of all bytes at peak, and the number of operators."""
-    kernels = lower_graph(case.graph, gpu, reference_chip(gpu))
-    rate = np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.max_hz))
-    compute_s = float((kernels.flop / rate) @ kernels.calls)
-    return compute_s, case.graph.byte / float(np.mean(gpu.memory.byte_per_s)), float(case.operators)
-
-
 _ENGINE_GOALS = {"latency": (8.0, 4.0), "power": (5.0, 3.0)}
 _FORMAT_MUST = 10.0  # percent, of fp8 and of experts
 
@@ -337,14 +308,15 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
         return [make_absent_row(where, "latency", str(error), *_ENGINE_GOALS["latency"])]
     assert bundle is not None, "a GPU of the ledger has a bundle"
     assert rows.held_out is not None, "engine rows say which are held out"
-    judgeable = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
-    judged = judge_engine_rows(bundle, judgeable, hardware.load_gpu(gpu))
-    burst = np.array([kind == "burst" for kind in judged.kind])
-    operator, form = np.array(judged.operator), np.array(judged.format)
+    judged = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
+    measured_w, _, measured_s = settled_figures(judged)
+    predicted_s, predicted_w = held_out.predict_with_bundle(bundle, judged, hardware.load_gpu(gpu)).T[:2]
+    operator, form = (np.array([str(getattr(op, name)) for op in judged.ops]) for name in ("kind", "math_dtype"))
+    burst = judged.is_kind("burst")
     found = []
     for quantity, kept, predicted, measured in (
-        ("latency", burst, judged.predicted_latency_s, judged.latency_s),
-        ("power", ~burst, judged.predicted_power_w, judged.power_w),
+        ("latency", burst, predicted_s, measured_s),
+        ("power", ~burst, predicted_w, measured_w),
     ):
         known = kept & np.isfinite(measured)
 
@@ -355,7 +327,7 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
 
         found.append(row(quantity, known, *_ENGINE_GOALS[quantity]))
         found.append(row(f"{quantity}, fp8", known & (form == "fp8"), _FORMAT_MUST))
-        for name in sorted(set(judged.operator)):
+        for name in sorted(set(operator.tolist())):
             must = _FORMAT_MUST if name == "engine_experts" else None
             found.append(row(f"{quantity}, {name}", known & (operator == name), must))
     return found
