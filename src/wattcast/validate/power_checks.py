@@ -34,7 +34,7 @@ from wattcast.counter_models import profiler_counters
 from wattcast.counter_models.profiler_counters import events_of_launch
 from wattcast.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.fit.kernel_rows import parse_operators, read_condition, shape_name
-from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error, score_row
 from wattcast.gpuwattch import measured_energies
 from wattcast.hardware import OperatingPoint
 from wattcast.kernels import build_kernels
@@ -268,38 +268,24 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
     fit, card = shipped_fit(gpu), gpu.upper()
     trained_w = fit.table.power_w[fit.train]
 
-    def floor(measured: Array) -> float | None:
-        return mean_percent_error(np.full(measured.size, trained_w.mean()), measured)
-
-    def error(pairs: list[PredictedPair]) -> float | None:
-        return mean_percent_error(np.array([p.predicted for p in pairs]), np.array([p.measured for p in pairs]))
+    def score(where: str, quantity: str, found: Array, true: Array, *goals: Any, **more: Any) -> LedgerRow:
+        floor = np.full(true.size, trained_w.mean())
+        return score_row(f"{card} {where}", quantity, found, true, floor, *goals, **more)
 
     media = multimedia_power(fit)
     worst = max(media, key=lambda p: abs(p.off_percent))
-    rows = [
-        make_ledger_row(
-            f"{card} multimedia, trained on microbenchmarks only",
-            "power",
-            len(media),
-            error(media),
-            floor(np.array([p.measured for p in media])),
-            PUBLISHED_ERROR,
-            3.0,
-            2.0,
-            back_to_back=_round_percent(error([p for p in media if not p.name.endswith(AT_RATE)])),
-            at_a_frame_rate=_round_percent(error([p for p in media if p.name.endswith(AT_RATE)])),
-            worst=f"{worst.name} {worst.off_percent:+.1f} %",
-        ),
-        make_ledger_row(
-            f"{card} microbenchmarks",
-            "power, leave one benchmark out",
-            trained_w.size,
-            fit.error_percent(fit.train, held_out=True),
-            floor(trained_w),
-            leaning=fit.leaning,
-            left_out=len(fit.table.left_out),
-        ),
-    ]
+    said, seen = (np.array([getattr(p, name) for p in media]) for name in ("predicted", "measured"))
+    at_rate = np.array([p.name.endswith(AT_RATE) for p in media])
+    kinds = {
+        "back_to_back": _round_percent(mean_percent_error(said[~at_rate], seen[~at_rate])),
+        "at_a_frame_rate": _round_percent(mean_percent_error(said[at_rate], seen[at_rate])),
+        "worst": f"{worst.name} {worst.off_percent:+.1f} %",
+    }
+    where, goals = "multimedia, trained on microbenchmarks only", (PUBLISHED_ERROR, 3.0, 2.0)
+    rows = [score(where, "power", said, seen, *goals, **kinds)]
+    shape: LedgerRow = {"leaning": fit.leaning, "left_out": len(fit.table.left_out)}
+    held_w = fit.held_out_w[fit.train]
+    rows.append(score("microbenchmarks", "power, leave one benchmark out", held_w, trained_w, **shape))
     for p in dct_savings(fit):
         watts: LedgerRow = {"measured_w": _round_percent(p.measured), "predicted_w": _round_percent(p.predicted)}
         where, off = f"{card} DCT at a fixed frame rate", abs(p.off_percent)
@@ -325,18 +311,12 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         for family in np.unique(family_of[kept]):
             mine = family_of[kept] == family
             families[str(family)] = _round_percent(mean_percent_error(predicted[mine], measured[mine]))
-        rows.append(
-            make_ledger_row(
-                f"{card} counted operators, other cards, trained on microbenchmarks only",
-                quantity,
-                measured.size,
-                mean_percent_error(predicted, measured),
-                floor(measured),
-                one_factor_a_card=_round_percent(mean_percent_error(corrected, measured)),
-                factors=", ".join(f"{value:.2f}" for value in factor.values()),
-                **families,
-            )
-        )
+        cards_apart: LedgerRow = {
+            "one_factor_a_card": _round_percent(mean_percent_error(corrected, measured)),
+            "factors": ", ".join(f"{value:.2f}" for value in factor.values()),
+        }
+        where = "counted operators, other cards, trained on microbenchmarks only"
+        rows.append(score(where, quantity, predicted, measured, **cards_apart, **families))
     return rows
 
 
