@@ -31,14 +31,8 @@ from wattcast.core.arrays import sweep_values
 from wattcast.core.errors import BadInput, WattcastError, bad_unit, bad_value, clip_text, unknown_name
 from wattcast.core.records import fields, replace
 from wattcast.core.strict_files import decode_json, decode_text, parse_csv, read_bytes
-from wattcast.fit.calibration import (
-    AnalysedModel,
-    Calibration,
-    MeasuredModel,
-    analyse_models,
-    calibrate_bundle,
-    predict_models,
-)
+from wattcast.fit import calibration
+from wattcast.fit.calibration import AnalysedModel, Calibration, MeasuredModel
 from wattcast.fit.table_fit import TableCalibration, calibrate_tables
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
@@ -169,8 +163,9 @@ def calibrate(
     else:
         path = Path(str(rows))
         bundle = apply_factors(bundle_for(chip), factors or {})
-        analysed = analyse_models(read_calibration_rows(path, chip), chip, bundle)
-        found = calibrate_bundle(analysed, chip, bundle, path.name, check_calibration_rows(analysed, chip, bundle))
+        analysed = calibration.analyse_models(read_calibration_rows(path, chip), chip, bundle)
+        notes = check_calibration_rows(analysed, chip, bundle)
+        found = calibration.calibrate_bundle(analysed, chip, bundle, path.name, notes)
     if out is not None:
         save_bundle(found.bundle, Path(out))
     return found
@@ -272,7 +267,7 @@ def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
 
 def check_calibration_rows(rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle) -> tuple[str, ...]:
     """Refuse units mixed up and rows that contradict one another; note repeats that differ."""
-    measured, (seconds, _) = [row.measured for row in rows], predict_models(rows, {}, gpu, bundle)
+    measured, (seconds, _) = [row.measured for row in rows], calibration.predict_models(rows, {}, gpu, bundle)
     ratio = np.array([m.latency_s for m in measured]) / seconds
     far = np.flatnonzero((ratio > FAR_FACTOR) | (ratio < 1.0 / FAR_FACTOR))
     if far.size:

@@ -15,20 +15,10 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array
 from wattcast.fit.kernel_rows import KernelRows
 from wattcast.fit.latency_fit import pack_trees
-from wattcast.kernels import ReferenceChip
+from wattcast.kernels import ReferenceChip, kernel_choice
 from wattcast.kernels.families.convolutions import CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS
 from wattcast.kernels.families.matrix_products import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
-from wattcast.kernels.kernel_choice import (
-    NOT_RUN,
-    KernelChooser,
-    KernelLabel,
-    TreeVotes,
-    candidate_terms,
-    find_label,
-    find_product_kernel,
-    impossible_candidates,
-    pick_kernels,
-)
+from wattcast.kernels.kernel_choice import KernelChooser, KernelLabel, TreeVotes
 from wattcast.kernels.lowering import kernel_choice_inputs
 
 _SHARED_RIDGE, _OWN_RIDGE = 0.02, 1.0
@@ -81,8 +71,9 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
     classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
     found = []
     for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
-        label, parts = find_label(names) if name and names else None, 0
-        at = find_product_kernel(names) if label is not None and label.kind not in ("hopper", "vector") else None
+        label, parts = kernel_choice.find_label(names) if name and names else None, 0
+        tiled = label is not None and label.kind not in ("hopper", "vector")
+        at = kernel_choice.find_product_kernel(names) if tiled else None
         if label is not None and at is not None and at < len(blocks):
             per_tile = blocks[at] / (b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m))
             parts = round(float(per_tile)) if per_tile >= _SPLIT_BLOCKS else 1
@@ -98,10 +89,10 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
     found: list[KernelLabel | None] = [None] * len(rows)
     if known:
         at = np.array(known)
-        picks = pick_kernels(
+        picks = kernel_choice.pick_kernels(
             reference.choice,
             [classes[i] for i in known],
-            [NOT_RUN] * len(known),
+            [kernel_choice.NOT_RUN] * len(known),
             (b[at], m[at], n[at], k[at]),
             {name: values[at] for name, values in shape.items()},
             list,
@@ -123,12 +114,12 @@ def _fit_chooser(
     tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
     split = np.array([c.split for c in candidates])
     b, m, n, k = sizes
-    terms = np.moveaxis(candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1)
+    terms = np.moveaxis(kernel_choice.candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1)
     scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
     mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
     width, count = terms.shape[-1], len(candidates)
-    barred = impossible_candidates(kind, m, table, names)
+    barred = kernel_choice.impossible_candidates(kind, m, table, names)
     barred[np.arange(len(target)), target] = False  # unless one of them ran
     done = minimize(
         _compute_misfit,

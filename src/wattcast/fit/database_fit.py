@@ -38,16 +38,10 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
 from wattcast.predictor.bundle import bundle_file as bundles
-from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle import bundle_for, support_widening
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import save_bundle
-from wattcast.predictor.bundle.support_widening import (
-    NORMAL_P90,
-    CardSpread,
-    default_widening,
-    learned_distances,
-    published_spread,
-)
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, CardSpread
 from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
@@ -170,7 +164,7 @@ def fit_kernel_database(
         near = fit_nearness(held)
         residuals = fit_interval_ends(held, near=near)
         found_apart = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else None
-    shipped, cold, widening = bundles.shipped_bundle(gpu), None, default_widening()
+    shipped, cold, widening = bundles.shipped_bundle(gpu), None, support_widening.default_widening()
     if shipped is not None:  # ends of collectives come from public timings
         residuals = {"collective": shipped.residuals["collective"], **residuals}
         cold, widening = shipped.cold, shipped.widening
@@ -266,7 +260,7 @@ def compare_cards(rows: KernelRows, quantity: str, held: HeldOutRows | None) -> 
 
 def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> CardSpread:
     """Combine what was seen of each quantity with the published spread."""
-    known = published_spread()
+    known = support_widening.published_spread()
     value, cards, said = {}, 1, []
     for quantity, seen in found.items():
         published_value = getattr(known, quantity)
@@ -290,7 +284,7 @@ def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> Car
 
 def _average_variance(variance: float, differences: int, known: float) -> float:
     """Average variances weighted by the differences between cards that they rest on: C cards give C - 1."""
-    weight = learned_distances().cards.counts_for
+    weight = support_widening.learned_distances().cards.counts_for
     return float(np.sqrt((weight * known**2 + differences * variance) / (weight + differences)))
 
 

@@ -18,17 +18,9 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table
 from wattcast.core.records import dataclass, replace
-from wattcast.fit import kernel_fit
+from wattcast.fit import kernel_fit, kernel_rows
 from wattcast.fit.held_out import compare_asked_power, conformal_ends, predict_with_bundle
-from wattcast.fit.kernel_rows import (
-    FOLDS,
-    KernelRows,
-    assign_folds,
-    number_card,
-    on_random_data,
-    select_kernels,
-    settled_figures,
-)
+from wattcast.fit.kernel_rows import KernelRows
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
@@ -71,7 +63,7 @@ def extend_bundle(
     """
     if rows.held_out is None:
         raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
-    known = rows.select_rows(~rows.held_out & on_random_data(rows) & rows.fit)
+    known = rows.select_rows(~rows.held_out & kernel_rows.on_random_data(rows) & rows.fit)
     if not all(op.kind.startswith("engine_") for op in known.ops):
         raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
     base = without_engine(bundle)
@@ -134,7 +126,7 @@ def _add_families(
     assert law is not None, "engine kernels are added to a bundle with a clock law"
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
     burst = rows.is_kind("burst")
-    some, latency_s = select_kernels(kernels, burst), rows.column("latency_s")[burst]
+    some, latency_s = kernel_rows.select_kernels(kernels, burst), rows.column("latency_s")[burst]
     clock_hz = kernel_fit.loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
     terms = compute_ideal_terms(some, reference)
     corrections = {**bundle.corrections, **fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz)}
@@ -181,7 +173,7 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
             sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
             options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
             graph = build_graph(load_measured_model(row["model"]), options)
-            card = number_card(row["card_uuid"])
+            card = kernel_rows.number_card(row["card_uuid"])
             found.append(MeasuredStep(graph, row["model"], card, row["power_w"], row["latency_s"]))
     return found
 
@@ -241,7 +233,7 @@ def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: G
     clock came out 4 to 8 % low in whole steps; priced at the reported clock, capped work came out 2 % slow. The
     geometric mean of both clocks was best on steps and traffic of fitting models.
     """
-    _, clock_hz, latency_s = settled_figures(rows)
+    _, clock_hz, latency_s = kernel_rows.settled_figures(rows)
     top_hz = float(np.mean(gpu.clocks.max_hz))
     grid_hz = np.linspace(0.3, 1.0, 141)[:, None] * top_hz
     timeline = analyse_kernels(kernels, gpu, bundle)
@@ -254,16 +246,16 @@ def _interval_ends(
     bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[kernel_fit.CardRows], tell: Callable[[str], None]
 ) -> dict[str, ResidualEnds]:
     """Return the ends of measured over predicted by family, each row predicted without its shape."""
-    fold = assign_folds(rows)
+    fold = kernel_rows.assign_folds(rows)
     predicted = np.full((len(rows), 4), np.nan)
-    for k in range(FOLDS):
+    for k in range(kernel_rows.FOLDS):
         test = fold == k
         predicted[test] = predict_with_bundle(
             _add_families(bundle, rows.select_rows(~test), gpu, cards), rows.select_rows(test), gpu
         )
-        tell(f"fold {k + 1} of {FOLDS}")
+        tell(f"fold {k + 1} of {kernel_rows.FOLDS}")
     families = np.array(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family)
-    power_w, clock_hz, latency_s = settled_figures(rows)
+    power_w, clock_hz, latency_s = kernel_rows.settled_figures(rows)
     power = compare_asked_power(power_w, clock_hz, predicted)
     burst = rows.is_kind("burst")
     found = {}

@@ -25,19 +25,9 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.fit import held_out
 from wattcast.fit.calibration import describe_moved
-from wattcast.fit.held_out import (
-    HeldOutRows,
-    analyse_row,
-    collect_held_out,
-    fit_interval_ends,
-    fit_nearness,
-    predict_bursts_s,
-    predict_held_out,
-    predict_with_bundle,
-    row_nearness,
-    scale_ratios,
-)
+from wattcast.fit.held_out import HeldOutRows
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
 from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
 from wattcast.fit.scoring import lowers_error, percent_errors
@@ -215,7 +205,7 @@ def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
 
 def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    return np.log(rows.column("latency_s")) - np.log(predict_bursts_s(kernels, gpu, bundle))
+    return np.log(rows.column("latency_s")) - np.log(held_out.predict_bursts_s(kernels, gpu, bundle))
 
 
 def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
@@ -236,7 +226,7 @@ def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str
         return replace(bundle, corrections=move_corrections(bundle.corrections, theta, *names))
 
     def log_s(theta: Array) -> Array:
-        return np.log(predict_bursts_s(kernels, gpu, moved(theta)))
+        return np.log(held_out.predict_bursts_s(kernels, gpu, moved(theta)))
 
     def slopes(theta: Array) -> Array:
         here, step = log_s(theta), 0.02
@@ -280,7 +270,7 @@ def move_corrections(
 
 
 def _power_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
-    return np.asarray(np.log(settled_figures(rows)[0] / predict_with_bundle(bundle, rows, gpu)[:, 1]))
+    return np.asarray(np.log(settled_figures(rows)[0] / held_out.predict_with_bundle(bundle, rows, gpu)[:, 1]))
 
 
 def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
@@ -290,7 +280,8 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     power_w, clock_hz, latency_s = settled_figures(rows)
     found = []  # watts of each row and part at its measured clock and latency, so that errors of time stay out
     for i in range(len(rows)):
-        timeline, each_s, set_hz = analyse_row(rows, i, gpu, bundle), latency_s[i : i + 1], clock_hz[i : i + 1]
+        timeline = held_out.analyse_row(rows, i, gpu, bundle)
+        each_s, set_hz = latency_s[i : i + 1], clock_hz[i : i + 1]
         running_hz, at = compute_effective_hz(timeline, set_hz, bundle.clock_law), OperatingPoint(clock_hz=set_hz)
         activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
         found.append(power.power(activity).part_w[0])
@@ -332,13 +323,13 @@ def fit_few_rows(
     errors = _tell_errors(held, "from the forecast", tell)
     if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
         return bundle, held
-    alone = predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
+    alone = held_out.predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
     own = _tell_errors(alone, "nothing", tell)
     if not all(one < other for one, other in zip(own, errors, strict=True)):
         return bundle, held
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
-    near, fitted = fit_nearness(alone), fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
-    found_alone = build_bundle(fitted, rows, gpu, fit_interval_ends(alone, near=near), note)
+    near, fitted = held_out.fit_nearness(alone), fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
+    found_alone = build_bundle(fitted, rows, gpu, held_out.fit_interval_ends(alone, near=near), note)
     return replace(found_alone, widening=default_widening().with_nearness(near)), alone
 
 
@@ -354,9 +345,9 @@ def hold_out_inherited(
         test, known = wanted & (fold == k), rows.select_rows(fold != k)
         moved = _shift_latency(_take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels)
         moved = _shift_power(_take_sustained(known), gpu, moved, found.power.levels)
-        figures[test, :4] = predict_with_bundle(moved, rows.select_rows(test), gpu)
-        figures[test, 4:6] = row_nearness(moved, rows.select_rows(test), gpu).T
-    return collect_held_out(rows, wanted, fold, figures, unchosen, gpu)
+        figures[test, :4] = held_out.predict_with_bundle(moved, rows.select_rows(test), gpu)
+        figures[test, 4:6] = held_out.row_nearness(moved, rows.select_rows(test), gpu).T
+    return held_out.collect_held_out(rows, wanted, fold, figures, unchosen, gpu)
 
 
 def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:
@@ -381,7 +372,7 @@ def _build_moved_bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows
     for quantity, line in (("latency", forecast.widening.near), ("power", forecast.widening.near_power)):
         ratio, known = held.ratio(quantity)
         near = held.near if quantity == "latency" else held.near_power
-        typical.append((np.log(scale_ratios(ratio, near, line)), known))
+        typical.append((np.log(held_out.scale_ratios(ratio, near, line)), known))
     own = {family: np.array([name == family for name in held.family], dtype=bool) for family in FAMILIES}
     (time, timed), (power, powered) = typical
     left_out = {family: (time[timed & at], power[powered & at]) for family, at in own.items()}

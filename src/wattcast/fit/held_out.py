@@ -41,16 +41,9 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, reference_chip
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.power.power_model import IdlePower
+from wattcast.predictor.bundle import support_widening
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
-from wattcast.predictor.bundle.support_widening import (
-    UNSCALED,
-    NearnessLine,
-    OutsideReason,
-    ReasonWidening,
-    Widening,
-    default_widening,
-    nearness_scale,
-)
+from wattcast.predictor.bundle.support_widening import UNSCALED, NearnessLine, OutsideReason, Widening
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.timeline import Timeline, compute_effective_hz, compute_kernel_s
@@ -255,7 +248,7 @@ def fit_interval_ends(
 
 def scale_ratios(ratio: Array, near: Array, line: NearnessLine) -> Array:
     """Scale ratios to those of a row at a typical distance: divide logarithms by the scale of the distance."""
-    return np.asarray(ratio ** (1.0 / nearness_scale(near, line)))
+    return np.asarray(ratio ** (1.0 / support_widening.nearness_scale(near, line)))
 
 
 def power_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[float, float]:
@@ -371,11 +364,11 @@ def fit_widening(
     left = predict_left_out(rows, gpu, idle, residuals, near, tell)
     apart = fit_reason_widening(left)
     said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out of fits in turn"
-    every = {why: apart.get(why, default_widening().apart[why]) for why in OutsideReason}
+    every = {why: apart.get(why, support_widening.default_widening().apart[why]) for why in OutsideReason}
     return Widening(near[0], every, said, near[1])
 
 
-def fit_reason_widening(left: LeftOutRows, without: str = "") -> dict[OutsideReason, ReasonWidening]:
+def fit_reason_widening(left: LeftOutRows, without: str = "") -> dict[OutsideReason, support_widening.ReasonWidening]:
     """Fit the half-width of each reason with enough things left out, ``without`` one of them."""
     found = {}
     things, whys = np.array(left.thing), np.array(left.why)
@@ -383,10 +376,10 @@ def fit_reason_widening(left: LeftOutRows, without: str = "") -> dict[OutsideRea
         at = (whys == str(why)) & (things != without)
         kinds = len(set(things[at].tolist()))
         if kinds >= LEAST_KINDS:
-            rest = default_widening().apart[why]
+            rest = support_widening.default_widening().apart[why]
             time = _half_width(left.needed("latency")[at], things[at], rest.latency)
             power = _half_width(left.needed("power")[at], things[at], rest.power)
-            found[why] = ReasonWidening(time, power, int(at.sum()), kinds)
+            found[why] = support_widening.ReasonWidening(time, power, int(at.sum()), kinds)
     return found
 
 
@@ -434,7 +427,7 @@ def _predict_round(
     gone = thing != ""
     known = rows.select_rows(~gone)
     bundle = build_bundle(fit_kernel_rows(known, gpu, idle), known, gpu, residuals, "")
-    bundle = replace(bundle, widening=default_widening().with_nearness(near))
+    bundle = replace(bundle, widening=support_widening.default_widening().with_nearness(near))
     at = np.flatnonzero(gone & rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows))
     test = rows.select_rows(np.isin(np.arange(len(rows)), at))
     predicted = predict_with_bundle(bundle, test, gpu)

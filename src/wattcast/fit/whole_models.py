@@ -23,13 +23,7 @@ from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import (
-    MODELS_FILE,
-    ModelRow,
-    Plain,
-    database_folder,
-    row_from_plain,
-)
+from wattcast.core.measured_rows import MODELS_FILE, ModelRow, Plain, database_folder, row_from_plain
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.fit.kernel_rows import read_plain_rows
 from wattcast.hardware import Gpu, OperatingPoint
