@@ -20,19 +20,14 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, field
 from wattcast.core.whole_files import replace_whole
-from wattcast.gpuwattch.trace_statistics import (
-    NO_STEADY_STATE,
-    KernelPower,
-    ListedKernel,
-    SampleFigures,
-    SteadyRegion,
-)
+from wattcast.gpuwattch.trace_statistics import KernelPower, ListedKernel, SampleFigures, SteadyRegion
 from wattcast.report.figure_style import new_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNKNOWN_KERNEL = "unknown"
+NO_STEADY_STATE = "ERROR! Not enough steady state points to generate average"
 MOST_BINS = 1024
 MOST_PARTS = 9
 _ROUNDING = 0.6e-6  # half of the last printed decimal, and a little for float32

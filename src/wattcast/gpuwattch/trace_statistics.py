@@ -18,7 +18,6 @@ from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_bytes
 from wattcast.gpuwattch.architecture import SteadyStateDefinition
 
-NO_STEADY_STATE = "ERROR! Not enough steady state points to generate average"
 IDLE_COLUMNS = ("PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power")  # may be above zero without work
 _MAX_BYTE = 64 << 20
 _COLUMNS = ("name", "uid", "samples", "cycles", "ipc", "threads")

@@ -381,8 +381,7 @@ def _choose_layout(cells: _BankCells, name: str, before_s: float) -> tuple[Array
     address = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
     bits = np.maximum(address, 1.0)
     drawn = technology.find_technology(_DRAWN_NM)
-    one = bank_cost(drawn, _ONE_PORT, part, bits, cells.in_bit, cells.leaving, cells.tag_ways)
-    one = _join_banks(drawn, _ONE_PORT, one, bits, cells, 1.0)
+    one = _all_banks_cost(drawn, _ONE_PORT, part, bits, cells)
     area = one.width_um * one.height_um
     measure = one.read_j * (one.delay_s + before_s)
     best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
@@ -394,17 +393,16 @@ def _build_array(
 ) -> tuple[ArrayCost, float]:
     """Return the cost of the best layout at a node and a voltage, with all its ports; and its delay when chosen."""
     part, bits, chosen_s = _choose_layout(cells, sram.name, before_s)
-    moved = cells.in_bit, cells.leaving, cells.tag_ways, sram.toggle
-    found = bank_cost(tech, sram.ports, part, bits, *moved)
-    found = _join_banks(tech, sram.ports, found, bits, cells, sram.toggle)
+    found = _all_banks_cost(tech, sram.ports, part, bits, cells, sram.toggle)
     read_j, write_j, delay_s, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
     return ArrayCost(read_j, write_j, off_w, gate_w, width_um * height_um, delay_s), chosen_s
 
 
-def _join_banks(
-    tech: Technology, ports: ArrayPorts, bank: BankCost, address: Array, cells: _BankCells, toggle: float
+def _all_banks_cost(
+    tech: Technology, ports: ArrayPorts, part: ArrayPartition, address: Array, cells: _BankCells, toggle: float = 1.0
 ) -> BankCost:
     """Return the cost of all banks and the tree between them, in the arrangement that reads with less energy."""
+    bank = bank_cost(tech, ports, part, address, cells.in_bit, cells.leaving, cells.tag_ways, toggle)
     if cells.banks == 1:
         return bank
     less = 2.0 ** int(np.log2(cells.banks) / 2)
