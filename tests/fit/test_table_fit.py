@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 import wattcast
 from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import database_folder
 from wattcast.core.units import Dtype
 from wattcast.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.fit.held_out import predict_with_bundle
@@ -65,6 +66,19 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def calibrated(table: Path) -> TableCalibration:
     return calibrate_rows(read_tables([table], GPU), GPU)
+
+
+def test_rows_held_out_of_a_database_stay_so_beside_tables(table: Path) -> None:
+    """Joined to tables, which name no held-out rows, a database that does could not be read."""
+    own = load_kernel_rows("h200/engine")
+    assert own.held_out is not None
+    both = read_tables([table, database_folder("h200") / "engine"], GPU).rows
+    assert both.held_out is not None
+    assert both.held_out.sum() == own.held_out.sum()
+    assert both.held_out[-len(own) :].tolist() == own.held_out.tolist()
+    twice = read_tables([table, table], GPU).rows
+    assert twice.held_out is None
+    assert len(twice) == 2 * len(read_tables([table], GPU).rows)
 
 
 def test_a_calibration_learns_what_the_forecast_missed(calibrated: TableCalibration) -> None:

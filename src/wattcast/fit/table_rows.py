@@ -439,12 +439,14 @@ def _join_rows(parts: Sequence[KernelRows]) -> KernelRows:
     columns: dict[str, Any] = {}
     for item in fields(KernelRows):
         values = [getattr(part, item.name) for part in parts]
-        if isinstance(values[0], np.ndarray):
-            columns[item.name] = np.concatenate(values)
-        elif isinstance(values[0], tuple):
+        if isinstance(values[0], tuple):
             columns[item.name] = tuple(x for value in values for x in value)
         elif isinstance(values[0], dict):
             columns[item.name] = {name: np.concatenate([v[name] for v in values]) for name in values[0]}
-        else:
+        elif isinstance(values[0], str):
             columns[item.name] = ", ".join(dict.fromkeys(v for v in values if v))
+        elif any(value is not None for value in values):  # a source that names no held-out rows has none
+            columns[item.name] = np.concatenate(
+                [np.zeros(len(part), dtype=bool) if v is None else v for part, v in zip(parts, values, strict=True)]
+            )
     return KernelRows(**columns)
