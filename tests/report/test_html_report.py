@@ -87,7 +87,7 @@ def test_a_report_opens_with_a_conclusion_in_three_sentences() -> None:
 
 def test_memory_by_purpose_and_the_largest_batch() -> None:
     fits, much = (
-        Page(_write_memory(view_configuration(name, find_gpu(gpu), ModelOptions(batch=4, seq=256), force=force)).text)
+        Page(_write_memory(view_configuration(name, find_gpu(gpu), ModelOptions(batch=4, seq=256), force=force)))
         for name, gpu, force in (("gpt2", "h200", False), ("llama3-70b", "a10", True))
     )
     assert "Yes" in fits.words

@@ -23,7 +23,6 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
-from wattcast.core.records import dataclass
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import SettingKeywords
@@ -48,27 +47,19 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 PAPERS = ("A4", "Letter")
 
 
-@dataclass(frozen=True)
-class HtmlMarkup:
-    """Markup that may stand in a page as it is."""
-
-    text: str
+class HtmlMarkup(str):
+    """Markup that may stand in a page as it is; any other text is escaped."""
 
 
-def escape_text(value: object) -> HtmlMarkup:
-    """Escape anything as text of a page or of an attribute's value; markup stays as it is."""
-    return value if isinstance(value, HtmlMarkup) else HtmlMarkup(escape(str(value), quote=True))
+def join_markup(*pieces: object) -> HtmlMarkup:
+    """Join pieces one after another, and escape those that are not markup."""
+    return HtmlMarkup("".join(p if isinstance(p, HtmlMarkup) else escape(str(p)) for p in pieces))
 
 
 def make_element(name: str, *inside: object, **attributes: str) -> HtmlMarkup:
-    """Make one element; ``class_`` and ``aria_label`` write ``class`` and ``aria-label``."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape_text(v).text}"' for key, v in attributes.items())
-    return HtmlMarkup(f"<{name}{said}>{''.join(escape_text(piece).text for piece in inside)}</{name}>")
-
-
-def join_markup(pieces: Iterable[object]) -> HtmlMarkup:
-    """Join pieces one after another."""
-    return HtmlMarkup("".join(escape_text(piece).text for piece in pieces))
+    """Make one element; ``class_`` writes ``class``."""
+    said = "".join(f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items())
+    return HtmlMarkup(f"<{name}{said}>{join_markup(*inside)}</{name}>")
 
 
 def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> HtmlMarkup:
@@ -89,7 +80,7 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     for size in ("width", "height"):
         svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
-    attributes = f' role="img" aria-label="{escape(label, quote=True)}"'
+    attributes = f' role="img" aria-label="{escape(label)}"'
     prefix = re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"  # ids must differ from those of other drawings
     named = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}", svg.replace("<svg", f"<svg{attributes}", 1))
     return make_element("figure", HtmlMarkup(named))
@@ -146,7 +137,7 @@ def build_report_page(main: ConfigurationView, others: Mapping[str, Configuratio
         ("Where it comes from", _write_provenance(main, how)),
     ]
     body, appendix = (
-        [make_element("section", make_element("h2", name), inside) for name, inside in part if inside.text]
+        [make_element("section", make_element("h2", name), inside) for name, inside in part if inside]
         for part in (sections, details)
     )
     template, style = (
@@ -155,10 +146,10 @@ def build_report_page(main: ConfigurationView, others: Mapping[str, Configuratio
     return Template(template).substitute(
         policy=POLICY,
         style=style,
-        title=escape_text(title).text,
-        conclusion=escape_text(conclude_view(main)).text,
-        main=join_markup([_write_summary(main), *body]).text,
-        appendix=join_markup(appendix).text,
+        title=escape(title),
+        conclusion=escape(conclude_view(main)),
+        main=join_markup(_write_summary(main), *body),
+        appendix=join_markup(*appendix),
     )
 
 
@@ -194,7 +185,7 @@ def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
         said = make_element("span", line.label, class_="name"), make_element("strong", line.value)
         tiles.append(make_element("div", *said, make_element("span", line.remark), class_="tile"))
     note = f"{p.interval.level:.0%} intervals below the numbers."
-    return join_markup([make_element("div", *tiles, class_="tiles"), make_element("p", note)])
+    return join_markup(make_element("div", *tiles, class_="tiles"), make_element("p", note))
 
 
 def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
@@ -212,7 +203,7 @@ def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
     answer = make_element("strong", "Yes" if fits else "No", class_="yes" if fits else "no")
     many = "" if room.largest_batch is None else f" The largest batch that fits is {room.largest_batch:,}."
     said = f": {show(float(held.total_byte), 'byte')} of {capacity}. The CUDA context comes on top.{many}"
-    return join_markup([make_element("p", answer, said), make_html_table(("held", "bytes"), rows)])
+    return join_markup(make_element("p", answer, said), make_html_table(("held", "bytes"), rows))
 
 
 def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
@@ -230,7 +221,7 @@ def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
     rest = f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed."
     by_module = make_html_table(("module", "power", "share", "utilisation"), modules)
     by_operator = make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops)
-    return join_markup([by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else ""])
+    return join_markup(by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else "")
 
 
 def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
@@ -243,16 +234,14 @@ def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationVie
         figures = (show(float(getattr(p, name)), unit) for name, unit in (_FIGURES | {"clock_hz": "Hz"}).items())
         fits = {True: "fits", False: "does not fit", None: "unknown"}[p.fits]
         rows.append((label, *figures, fits, p.status))
-    points = {label: (1e3 * float(p.latency_s), float(p.energy_j)) for label, p in named.items()}
-    refused = [make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)]
-    pieces = [
-        make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows),
-        make_element("ul", *refused) if refused else "",
-    ]
+    pieces = [make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows)]
+    if refused := [make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)]:
+        pieces.append(make_element("ul", *refused))
     if len(seen) > 1:
+        points = {label: (1e3 * float(p.latency_s), float(p.energy_j)) for label, p in named.items()}
         figure = draw_pareto(points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted")
         pieces.append(embed_figure(figure, "by latency and energy"))
-    return join_markup(pieces)
+    return join_markup(*pieces)
 
 
 def _write_provenance(seen: ConfigurationView, how: str) -> HtmlMarkup:
