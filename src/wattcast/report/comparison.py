@@ -13,8 +13,7 @@ its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -105,8 +104,8 @@ def summarise_output(p: PredictionOut) -> RunSummary:
 def group_by_family(side: RunSummary) -> RunSummary:
     """Add up the parts of a run by family, so that it compares with a run that knows only families."""
     joined = []
-    for name, members in _group_parts(side.parts, lambda part: part.family).items():
-        known = all(part.joules is not None for part in members)
+    for members in _group_parts(side.parts, lambda part: part.family).values():
+        name, known = members[0].family, all(part.joules is not None for part in members)
         joules = sum(part.joules or 0.0 for part in members) if known else None
         calls, seconds = sum(part.calls for part in members), sum(part.seconds for part in members)
         module_j = sum_terms([part.module_j for part in members])
@@ -180,7 +179,12 @@ class RunComparison:
 
 def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     """Split what changed from run ``a`` to run ``b`` into contributions."""
-    notes, whole = [*a.notes, *b.notes], _split_latency(a, b)
+    notes = [*a.notes, *b.notes]
+    both = a.effective_hz and b.effective_hz
+    pace_a, pace_b = (a.effective_hz, b.effective_hz) if both else (a.clock_hz, b.clock_hz)
+    whole = {ALL: b.latency_s / a.latency_s}  # clock and cycles, or cycles alone where a clock is not known
+    if pace_a and pace_b:
+        whole = {CLOCK: pace_a / pace_b, ALL: b.latency_s * pace_b / (a.latency_s * pace_a)}
     joules = split_difference(a.energy_j, b.energy_j, {**whole, POWER: b.power_w / a.power_w})
     watts = {POWER: b.power_w - a.power_w}
     if not (a.parts and b.parts):  # clock, cycles and power, where a run knows nothing below its totals
@@ -209,15 +213,6 @@ def sum_terms(terms: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
 
 
-def _split_latency(a: RunSummary, b: RunSummary) -> dict[str, float]:
-    """Split the ratio of latencies into clock and cycles, or return cycles alone where a clock is not known."""
-    both = a.effective_hz and b.effective_hz
-    pace_a, pace_b = (a.effective_hz, b.effective_hz) if both else (a.clock_hz, b.clock_hz)
-    if not (pace_a and pace_b):
-        return {ALL: b.latency_s / a.latency_s}
-    return {CLOCK: pace_a / pace_b, ALL: b.latency_s * pace_b / (a.latency_s * pace_a)}
-
-
 def _match_parts(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPart | None, RunPart | None]]:
     """Pair the parts of two runs that do the same work.
 
@@ -237,18 +232,17 @@ def _match_parts(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[R
     return pairs + [(part, None) for part in left] + [(None, part) for part in right]
 
 
-_Like = TypeVar("_Like")
+_Likeness = Callable[[RunPart], Hashable]  # equal for parts that are alike
 
 
-def _group_parts(parts: Iterable[RunPart], likeness: Callable[[RunPart], _Like]) -> dict[_Like, list[RunPart]]:
-    found: dict[_Like, list[RunPart]] = {}
+def _group_parts(parts: Iterable[RunPart], likeness: _Likeness) -> dict[Hashable, list[RunPart]]:
+    found: dict[Hashable, list[RunPart]] = {}
     for part in parts:
         found.setdefault(likeness(part), []).append(part)
     return found
 
 
-# whether a group must be as large on both sides, and what makes two parts alike
-_LIKENESS: tuple[tuple[bool, Callable[[RunPart], object]], ...] = (
+_LIKENESS: tuple[tuple[bool, _Likeness], ...] = (  # with whether a group must be as large on both sides
     (True, lambda part: (part.place, part.words)),
     (False, lambda part: part.key),
     (False, lambda part: (part.place, part.words, part.calls)),
@@ -263,8 +257,7 @@ def _compare_parts(
     if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:  # all of it is the difference
         part = left or right
         assert part is not None
-        from_s, from_j = (left.seconds, left.joules or 0.0) if left else (0.0, 0.0)
-        to_s, to_j = (right.seconds, right.joules or 0.0) if right else (0.0, 0.0)
+        (from_s, from_j), (to_s, to_j) = ((p.seconds, p.joules or 0.0) if p else (0.0, 0.0) for p in (left, right))
         lone_j = {ONLY: to_j - from_j} if energy else {}
         lone_w = {ONLY: to_j / b.latency_s - from_j / a.latency_s} if energy else {}
         name = f"{part.name} ({'only in A' if right is None else 'only in B'})"
@@ -289,7 +282,6 @@ def _compare_modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], di
     """Return the difference of each module in joules and in mean watts."""
     if not (a.module_j and b.module_j):
         return {}, {}
-    names = dict.fromkeys([*a.module_j, *b.module_j])
-    joules = {n: b.module_j.get(n, 0.0) - a.module_j.get(n, 0.0) for n in names}
-    watts = {n: b.module_j.get(n, 0.0) / b.latency_s - a.module_j.get(n, 0.0) / a.latency_s for n in names}
-    return joules, watts
+    pairs = {n: (a.module_j.get(n, 0.0), b.module_j.get(n, 0.0)) for n in [*a.module_j, *b.module_j]}
+    watts = {n: to_j / b.latency_s - from_j / a.latency_s for n, (from_j, to_j) in pairs.items()}
+    return {n: to_j - from_j for n, (from_j, to_j) in pairs.items()}, watts

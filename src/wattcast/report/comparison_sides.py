@@ -98,10 +98,10 @@ def read_pair(
     gpu = gpu or DEFAULT_DATABASE
     if PREDICTED in (a, b):
         other = b if a == PREDICTED else a
-        row = _row_of(other, gpu)
-        if row is None:
+        found = _find_row(other, gpu)
+        if found is None:
             raise bad_value("compare", f"a whole-model row beside {PREDICTED!r}", other)
-        host = "0us" if row.graph else None
+        row, host = found[0], "0us" if found[0].graph else None
         predicted = api.predict(whole_models.build_row_graph(row), gpu, host_launch=host, force=True)
         sides = {other: read_run(other, gpu, iterations), PREDICTED: summarise_prediction(predicted)}
         return sides[a], sides[b]
@@ -151,9 +151,8 @@ def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionS
 
 def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
     """Read a run from a file or a database row."""
-    row = _row_of(name, gpu)
-    if row is not None:
-        return summarise_row(row, _profile_of(name, row, gpu))
+    if (found_row := _find_row(name, gpu)) is not None:
+        return summarise_row(found_row[0], _find_profile(*found_row))
     path, _, which = name.partition("#")
     if not Path(path).is_file():
         raise BadInput(
@@ -209,27 +208,22 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
     return tuple(RunPart(f, (f,), (f,), (), f, float(len(each)), scale * sum(each)) for f, each in taken.items())
 
 
-def _row_of(name: str, gpu: str) -> ModelRow | None:
-    """Find the whole-model row that ``name`` means; None where it means something else."""
-    database, row_id = _find_row_place(name, gpu)
-    if database is None:
-        return None
+def _find_row(name: str, gpu: str) -> tuple[ModelRow, str] | None:
+    """Find the whole-model row that ``name`` means, and its database; None where it means something else."""
+    database, row_id = gpu, name.removeprefix("row:")
+    if not name.startswith("row:"):
+        path, sharp, row_id = name.partition("#")
+        held = Path(path)
+        if not (sharp and (held.is_dir() or held.suffix in (".parquet", ".jsonl"))):
+            return None
+        database = str(held if held.suffix != ".jsonl" else held.parent)
     rows = {case.row.id: case.row for case in whole_models.load_models(database)}
     check_names(f"row of {database}", row_id, rows, f"It has {len(rows)} rows.")
-    return rows[row_id]
+    return rows[row_id], database
 
 
-def _find_row_place(name: str, gpu: str) -> tuple[str | None, str]:
-    if name.startswith("row:"):
-        return gpu, name.removeprefix("row:")
-    path, sharp, row_id = name.partition("#")
-    held = Path(path)
-    table = held.is_dir() or held.suffix in (".parquet", ".jsonl")
-    return (str(held if held.suffix != ".jsonl" else held.parent), row_id) if sharp and table else (None, "")
-
-
-def _profile_of(name: str, row: ModelRow, gpu: str) -> dict[str, Any] | None:
-    database = str(_find_row_place(name, gpu)[0])
+def _find_profile(row: ModelRow, database: str) -> dict[str, Any] | None:
+    """Return the kernels of one profiled iteration of a row; None where the profiler saw none."""
     folder = Path(database)
     if not folder.is_dir():
         folder = folder.parent if folder.is_file() else measured_rows.database_folder(database)
@@ -273,10 +267,7 @@ def print_comparison(console: Console, found: RunComparison) -> None:
             rows.add_row(escape(pair.name), " -> ".join(dict.fromkeys(counts)), *_format_sums([pair]))
         if rest := ranked[MOST_LISTED:]:
             rows.add_row(f"... {len(rest)} more", "", *_format_sums(rest))
-        gaps = [_format_signed(found.b.gap_s - found.a.gap_s, "s"), "", ""]
-        if comparison.GAPS in found.energy_j:
-            of_gaps = (found.power_w.get(comparison.GAPS, 0.0), "W"), (found.energy_j[comparison.GAPS], "J")
-            gaps[1:] = [_format_signed(value, unit) for value, unit in of_gaps]
+        gaps = (_format_signed(of[comparison.GAPS], unit) if comparison.GAPS in of else "" for of, unit in terms)
         rows.add_row(comparison.GAPS, "", *gaps)
         console.print(rows)
     if found.module_w:
