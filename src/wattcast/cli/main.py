@@ -80,8 +80,8 @@ class _LazyGroup(TyperGroup):
             )
         name, command, rest = super().resolve_command(ctx, args)
         if "--help" in rest and command is not None:
-            shown = [command] if not isinstance(command, TyperGroup) else [c for _, c in walk_commands(command)]
-            for leaf in shown:
+            leaves = [c for _, c in walk_commands(command)] if isinstance(command, TyperGroup) else [command]
+            for leaf in leaves:
                 shorten_help(leaf, ctx.ensure_object(Environment).help_all)
         return name, command, rest
 
@@ -150,15 +150,20 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
     env = env or Environment()
     args = list(sys.argv[1:] if argv is None else argv)
     end = args.index("--") if "--" in args else len(args)  # what follows belongs to the program that is run
-    if "--traceback" in args[:end]:  # welcome anywhere before
-        env.traceback = True
-        args, end = [arg for arg in args[:end] if arg != "--traceback"] + args[end:], end - 1
-    if "--help-all" in args[:end]:
-        env.help_all = True
-        args = ["--help" if arg == "--help-all" and i < end else arg for i, arg in enumerate(args)]
+    env.traceback |= "--traceback" in args[:end]  # welcome anywhere before
+    env.help_all |= "--help-all" in args[:end]
+    own = ["--help" if arg == "--help-all" else arg for arg in args[:end] if arg != "--traceback"]
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         try:
-            return _run_command(args, env)
+            command, asked = typer.main.get_command(app), [*own, *args[end:]] or ["--help"]
+            code = command.main(asked, prog_name="wattcast", standalone_mode=False, obj=env)
+            return code if isinstance(code, int) else ExitCode.OK
+        except typer.TyperException as error:
+            if not error.format_message():  # a group without a command: its help was printed
+                return ExitCode.BAD_INPUT
+            context = getattr(error, "ctx", None)
+            where = f"See `{context.command_path if context else 'wattcast'} --help`."
+            return _complain(env, f"{error.format_message().rstrip('.')}. {where}", ExitCode.BAD_INPUT)
         except WattcastError as error:
             return _complain(env, str(error), error.exit_code)
         except BrokenPipeError:  # `wattcast ... | head` is no failure
@@ -183,19 +188,6 @@ def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
         return f"this needs {error.name}, which is not installed. See `wattcast doctor`.", ExitCode.FAILED
     said = f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
     return said, ExitCode.FAILED
-
-
-def _run_command(args: list[str], env: Environment) -> int:
-    command = typer.main.get_command(app)
-    try:
-        code = command.main(args or ["--help"], prog_name="wattcast", standalone_mode=False, obj=env)
-    except typer.TyperException as error:
-        context = getattr(error, "ctx", None)
-        where = f" See `{context.command_path} --help`." if context else " See `wattcast --help`."
-        if not error.format_message():  # a group without a command: its help was printed
-            return ExitCode.BAD_INPUT
-        return _complain(env, f"{error.format_message().rstrip('.')}.{where}", ExitCode.BAD_INPUT)
-    return code if isinstance(code, int) else ExitCode.OK
 
 
 def _complain(env: Environment, text: str, code: ExitCode) -> int:
