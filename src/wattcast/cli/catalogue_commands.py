@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
+
 from wattcast.cli.component_commands import show_bottom_up
 from wattcast.cli.shared_options import MODEL_OPTIONS, CommandOutput, Environment, command
 from wattcast.core.errors import bad_value
 from wattcast.core.units import parse, show
+from wattcast.core.whole_files import write_whole
+from wattcast.report.text_tables import new_table, print_notes, print_rows
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from wattcast.hardware import Gpu
     from wattcast.workload.graph import Graph
     from wattcast.workload.model_catalogue import ModelSpec
@@ -28,8 +31,6 @@ def list_gpus() -> CommandOutput:
 
     gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
     rows = [_gpu_summary(gpu) | {"coefficients": str(bundle_for(gpu).status)} for gpu in gpus]
-    from wattcast.report.text_tables import print_rows
-
     columns = {"name": "gpu", "architecture": "architecture", "sm_count": "SMs", "max_clock_hz": "top clock"}
     columns |= {name: name for name in ("memory", "bandwidth")}
     columns |= {"power_limit_w": "limit", "coefficients": "coefficients"}
@@ -44,8 +45,6 @@ def list_nodes() -> CommandOutput:
     from wattcast.hardware.catalogue_reader import load_node, node_names
 
     nodes = [load_node(name) for name in node_names()]
-    from wattcast.report.text_tables import new_table
-
     keys = ("name", "title", "gpus", "gpu_count", "fabric", "multicast", "network", "network_byte_per_s")
     sources = [{key: claim.source for key, claim in node.claims.items()} for node in nodes]
     plain = [{key: getattr(n, key) for key in keys} | {"sources": s} for n, s in zip(nodes, sources, strict=True)]
@@ -90,10 +89,6 @@ def show_gpu(
 
 
 def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]], boards: dict[str, str]) -> None:
-    from rich.markup import escape
-
-    from wattcast.report.text_tables import new_table
-
     console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}")
     listing = new_table("field", "value", "source", left=("source",))
     for row in known:
@@ -125,8 +120,6 @@ def list_models() -> CommandOutput:
     from wattcast.workload import model_catalogue
 
     rows = [_model_summary(model_catalogue.load_model(name)) for name in model_catalogue.list_models()]
-    from wattcast.report.text_tables import print_rows
-
     columns = {"name": "model", **{name: name for name in ("title", "kind", "architecture", "parameters")}}
     shown = [row | {"parameters": f"{row['parameters'] / 1e9:.4g} G"} for row in rows]
     left = ("title", "kind", "architecture")
@@ -170,7 +163,6 @@ def save_model(env: Environment, workload: str, file: Path, **options: Any) -> C
     """Save a workload as JSON that `predict` and `models show` take back."""
     import msgspec
 
-    from wattcast.core.whole_files import write_whole
     from wattcast.workload.model_options import ModelOptions
     from wattcast.workload.readers import from_json, load_workload
 
@@ -227,9 +219,6 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
 
 
 def _print_graph(console: Console, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None) -> None:
-    from rich.markup import escape
-
-    from wattcast.report.text_tables import new_table, print_notes
     from wattcast.workload.graph import compute_totals, count_operators
 
     sums = compute_totals(graph)

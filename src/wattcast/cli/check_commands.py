@@ -16,6 +16,7 @@ from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
+from wattcast.report.text_tables import print_rows
 
 
 @command("lab validate")
@@ -48,8 +49,6 @@ def validate(
 @command("doctor")
 def doctor(env: Environment) -> CommandOutput:
     """Look at this machine: libraries, data, devices; say what works and how to get the rest."""
-    from wattcast.report.text_tables import print_rows
-
     checks = examine_machine(env.variables)
     rows = [
         vars(check)
@@ -78,6 +77,7 @@ BASE = "numpy; msgspec; PyYAML yaml; typer; rich"  # distributions, with a modul
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
+    from wattcast.manage.card_notes import describe_leftover, is_tended, list_leftovers
     from wattcast.report.html_report import BROWSERS
 
     checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
@@ -100,18 +100,11 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     found = "found" if folder is not None else ""
     advice = "set WATTCAST_REFERENCE to its folder"
     checks.append(ToolCheck("reference data", folder is not None, found, "lab validate", advice))
-    checks.append(_card_settings())
-    return checks
-
-
-def _card_settings() -> ToolCheck:
-    """Name cards that a dead process left changed; those that a daemon tends to are not left."""
-    from wattcast.manage.card_notes import describe_leftover, is_tended, list_leftovers
-
+    # Cards that a dead process left changed; those that a daemon tends to are not left
     left = [describe_leftover(note) for note in list_leftovers() if not is_tended(note.uuid)]
-    found = "left changed" if left else "none left changed"
     advice = "; ".join([*left, "run `wattcast manage restore` as root"])
-    return ToolCheck("GPU settings", not left, found, "manage", advice)
+    found = "left changed" if left else "none left changed"
+    return [*checks, ToolCheck("GPU settings", not left, found, "manage", advice)]
 
 
 def _check_libraries(name: str, wanted: str, purpose: str, advice: str) -> ToolCheck:

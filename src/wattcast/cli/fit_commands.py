@@ -8,14 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
+
 from wattcast.cli.component_commands import fit_component as fit_component
 from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, parse_factors
 from wattcast.core.errors import BadInput, bad_value, resolve_name
 from wattcast.core.units import show
+from wattcast.report.text_tables import new_table, print_notes, print_rows
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from wattcast.counter_models.counter_fit import CounterFit
     from wattcast.counter_models.fit_diagnostics import FittedCost
     from wattcast.counter_models.two_rails import RailsFit
@@ -63,14 +65,13 @@ def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None)
     Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
     """
     from wattcast import hardware
-    from wattcast.fit.whole_models import fit_host_database, with_launch_cost
+    from wattcast.fit import whole_models
     from wattcast.predictor.bundle import bundle_for
     from wattcast.predictor.bundle.calibrated import save_bundle
-    from wattcast.report.text_tables import print_rows
 
-    found = fit_host_database(database, gpu)
+    found = whole_models.fit_host_database(database, gpu)
     if out is not None:
-        bundle = with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s)
+        bundle = whole_models.with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s)
         env.say(f"bundle saved: {save_bundle(bundle, out)}")
     errors = {name: found.error(f"{name}_s") for name in ("predicted", "default", "left_out")}
     plain = [asdict(row) for row in found.rows]
@@ -182,10 +183,6 @@ def calibrate(
 
 
 def _print_table_errors(console: Console, found: TableCalibration) -> None:
-    from rich.markup import escape
-
-    from wattcast.report.text_tables import print_notes, print_rows
-
     heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
     console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading} of latency")
     columns = {"what": "mean error", "engine": "engine", "band": "latency", "rows": "rows", "forecast": "forecast"}
@@ -196,10 +193,6 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
 
 
 def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
-    from rich.markup import escape
-
-    from wattcast.report.text_tables import new_table, print_notes
-
     console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}")
     learned = new_table("learned", "value", "90% interval", "surer than before by")
     for of in found.learned:
@@ -283,7 +276,6 @@ def fit_counters_command(
 def _print_fit(console: Console, result: CounterFit) -> None:
     from wattcast.counter_models.counter_fit import main_model_kind
     from wattcast.counter_models.fit_diagnostics import smallest_sufficient_clocks
-    from wattcast.report.text_tables import new_table, print_notes
 
     main = main_model_kind(result)
     tested = result.tested
@@ -320,8 +312,6 @@ def _print_fit(console: Console, result: CounterFit) -> None:
 
 
 def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
-    from wattcast.report.text_tables import new_table
-
     table = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title=title)
     for c, value in zip(costs, shown, strict=True):
         interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
@@ -331,7 +321,6 @@ def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], show
 
 def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> None:
     from wattcast.counter_models.two_rails import format_event_cost
-    from wattcast.report.text_tables import new_table, print_notes
 
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)

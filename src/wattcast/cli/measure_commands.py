@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from wattcast.cli.shared_options import CommandOutput, Environment, command, declare_verb
 from wattcast.core.errors import ExitCode, WattcastError, bad_value
 from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.core.units import parse, show
 from wattcast.core.whole_files import check_writable, write_somewhere
 from wattcast.measure import measure_verbs
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from wattcast.report.text_tables import new_table
 
 
 @command("measure run", "batch", "seq", "phase", "dtype", "attention")
@@ -118,7 +119,6 @@ def estimate(
     Example: wattcast lab estimate run.sqlite --model dcgm.yaml --counters run.sqlite --memory-clock 3201MHz
     """
     from wattcast.cli.measure_bridges import estimate_offline
-    from wattcast.core.units import parse, show
 
     clocks = [parse(c, "Hz", n) if c else None for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))]
     found, clock_hz = estimate_offline(model, counters, launches, gpu, clocks[0], clocks[1])
@@ -141,7 +141,6 @@ def _write_suggestions(env: Environment, count: int, gpu: str, database: str, ou
     """Write the rows that would help most as a list for --plan, and say why each would."""
     from wattcast.cli.measure_bridges import suggest_rows
     from wattcast.measure.campaigns.kernel_campaign import write_listed
-    from wattcast.report.text_tables import new_table
 
     found, specs = suggest_rows(count, gpu, database, env.say)
     path, reasons = out / "plan.jsonl", [{"why": f.candidate.source, "score": f.score} for f in found]
@@ -190,7 +189,6 @@ def counters(design: str | None = None, columns: Path | None = None, **options: 
     from wattcast.counter_models.counter_table import read_counter_table
     from wattcast.counter_models.two_rails import design_counters, read_shipped_table
     from wattcast.predictor.api import find_gpu
-    from wattcast.report.text_tables import new_table
 
     if Path(design).is_file() and columns is None:
         raise bad_value("--columns", "a YAML map of the table's columns", "none", "As `lab fit counters` takes it.")

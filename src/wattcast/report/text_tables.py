@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from wattcast.core.units import show
-from wattcast.predictor import prediction_json
-from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import AnswerLine, judge_confidence, list_answers, rank_assumptions
+
+if TYPE_CHECKING:  # commands import this file before they know whether they predict
+    from wattcast.predictor.prediction import Prediction
+    from wattcast.predictor.prediction_json import AnswerLine
 
 FEW_OPS, FEW_NOTES = 5, 3  # of a first screen
 _UNIT_BY_ENDING = (
@@ -54,7 +54,8 @@ def format_cell(column: str, value: Any) -> str:
         return ""
     if column.endswith("_share"):
         return f"{value:.0%}"
-    if isinstance(value, (bool, np.bool_)):
+    value = value.item() if hasattr(value, "item") else value  # of NumPy
+    if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, str):
         return escape(value)
@@ -88,6 +89,8 @@ def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") 
 
 def print_predictions(console: Console, predictions: Sequence[Prediction], details: bool = False) -> None:
     """Print one prediction as one screen, or several as one table; ``details`` prints everything about each."""
+    from wattcast.predictor.prediction_json import judge_confidence, list_answers
+
     if len(predictions) > 1:
         first, names = predictions[0], ("per second", "energy", "total power", "latency", "memory", "sure", "support")
         title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
@@ -117,7 +120,9 @@ def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> 
 
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
-    lines = (*list_answers(p), judge_confidence(p), prediction_json.support_line(p))
+    from wattcast.predictor import prediction_json
+
+    lines = (*prediction_json.list_answers(p), prediction_json.judge_confidence(p), prediction_json.support_line(p))
     print_answers(console, prediction_json.title_of(p), lines)
     rows = new_table("power of one GPU", "", "share", "busy")
     for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
@@ -147,7 +152,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
         rows.add_row("coefficients", str(p.status), escape(origin))
         console.print(rows)
-    notes = rank_assumptions(p)
+    notes = prediction_json.rank_assumptions(p)
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
     if not details:
