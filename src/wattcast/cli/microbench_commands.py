@@ -42,7 +42,14 @@ def microbench(
     if show is None:
         return CommandOutput.from_verb(microbench_sessions.microbench(**options))
     found, chip, place = _find_results(show, gpu)
-    return _show_results(found, chip, place, write) if table is None else _write_table(chip, place, table)
+    if table is None:
+        return _show_results(found, chip, place, write)
+    from wattcast.counter_models.profiler_counters import make_table_lines
+
+    lines = make_table_lines(place, chip.name)
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    write_whole(table, encode_csv([names, *([line.get(name, "") for name in names] for line in lines)]))
+    return CommandOutput(None, "", notes=[f"{len(lines)} rows with counters: {table}"])
 
 
 def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ...], Gpu, Path]:
@@ -51,10 +58,11 @@ def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ..
     from wattcast.predictor.api import find_gpu
 
     place = Path(show)
-    gpu = find_gpu(gpu_name if place.exists() else show)
-    return (
-        (read_results(place), gpu, place) if place.exists() else (read_shipped_results(gpu), gpu, results_folder(gpu))
-    )
+    if place.exists():
+        gpu = find_gpu(gpu_name)
+        return read_results(place), gpu, place
+    gpu = find_gpu(show)
+    return read_shipped_results(gpu), gpu, results_folder(gpu)
 
 
 def _compare_results(show: str | None, against: str) -> CommandOutput:
@@ -97,15 +105,6 @@ def _show_results(results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: P
         figures=partial(report.make_microbench_figures, results, gpu, source),
         notes=[f"not measured, or by an older kernel: {', '.join(again)}"] if again else [],
     )
-
-
-def _write_table(gpu: Gpu, place: Path, table: Path) -> CommandOutput:
-    from wattcast.counter_models.profiler_counters import make_table_lines
-
-    lines = make_table_lines(place, gpu.name)
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    write_whole(table, encode_csv([names, *([line.get(name, "") for name in names] for line in lines)]))
-    return CommandOutput(None, "", notes=[f"{len(lines)} rows with counters: {table}"])
 
 
 @command("lab tune")

@@ -82,8 +82,7 @@ class CommandOutput:
 
     plain: Any  # or a function that makes it
     text: str | Callable[[Console], object] | None  # None: always JSON
-    figure: Callable[[], Figure] | None = None  # of --plot
-    figures: Callable[[], Mapping[str, FigureMaker]] | None = None  # of --plot, --figure and --figures
+    figures: Callable[[], Mapping[str, FigureMaker]] = dict  # of --plot, --figure and --figures
     notes: Sequence[str] = ()  # for stderr, after the result
     exit_code: int = 0
     fault: Exception | None = None  # raised at the end
@@ -113,8 +112,8 @@ class CommandOutput:
         notes: Sequence[str] = (),
     ) -> CommandOutput:
         """Return what was found, with the functions that make data, text and a figure of it."""
-        drawn = None if figure is None else partial(figure, found)
-        return cls(partial(plain, found), lambda console: text(console, found), drawn, notes=notes)
+        figures = {} if figure is None else {"figure": partial(figure, found)}
+        return cls(partial(plain, found), lambda console: text(console, found), lambda: figures, notes)
 
     @classmethod
     def from_verb(cls, result: VerbResult) -> CommandOutput:
@@ -144,6 +143,7 @@ FIGURES: Options = {  # of a command that draws several; FigureOptions takes the
 SHARED = {**MODEL_OPTIONS, **SETTINGS, **PRICES, **FIGURES}
 Function = TypeVar("Function", bound=Callable[..., Any])
 Convert = Callable[[Any], Any]
+_make_parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,17 @@ class CommandDeclaration:
 
     def build(self) -> Callable[..., None]:
         """Return what typer runs: a function with a parameter for every option."""
-        keyword = inspect.Parameter.KEYWORD_ONLY
         known = inspect.signature(self.function, eval_str=True).parameters
-        variadic = inspect.Parameter.VAR_KEYWORD
-        own = {n: p.replace(kind=keyword) for n, p in known.items() if p.kind is not variadic and n != "env"}
+        fixed = {n: p for n, p in known.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and n != "env"}
+        own = {name: p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in fixed.items()}
         shared = {
-            name: inspect.Parameter(name, keyword, default=self.shared[name][1], annotation=self.shared[name][0])
+            name: _make_parameter(name, annotation=self.shared[name][0], default=self.shared[name][1])
             for name in sorted(self.shared, key=list(read_help()["*"]).index)
         }
         filled = self._list_library_options(own)
         taken = {name: parameter for name, (parameter, _) in filled.items()}
         prints = self.function.__annotations__["return"] != "None" and "json" not in own
-        printed = [inspect.Parameter("json", keyword, default=False, annotation=bool)] if prints else []
+        printed = [_make_parameter("json", annotation=bool, default=False)] if prints else []
         described = [self._describe(p) for p in [*(shared | taken | own).values(), *printed]]
         described.sort(key=lambda p: p.default is not p.empty)  # required ones first
         silent = {"json", *FIGURES} - own.keys() - taken.keys()
@@ -215,8 +214,7 @@ class CommandDeclaration:
                     kept = not (convert and not isinstance(default, str)) and default is not None
                     default = (str(default) if kind is str else default) if kept else None
                     kind = kind | None if default is None else kind
-            parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            found[name] = parameter, convert
+            found[name] = _make_parameter(name, annotation=kind, default=default), convert
         return found
 
     def _describe(self, parameter: inspect.Parameter) -> inspect.Parameter:
@@ -228,10 +226,8 @@ class CommandDeclaration:
                 return parameter
             if told.positional or get_origin(kind) is list:
                 return parameter.replace(annotation=Annotated[kind, typer.Argument(help=told.help)])
-            names = [f"--{told.name}"] if told.name else []
-            return parameter.replace(
-                annotation=Annotated[kind, typer.Option(*names, help=told.help, hidden=told.hidden)]
-            )
+            option = typer.Option(*[f"--{told.name}"] * bool(told.name), help=told.help, hidden=told.hidden)
+            return parameter.replace(annotation=Annotated[kind, option])
         row = read_help()[self.words].get(name, {"help": ""})
         callback = None if row["help"] else CHECKS.get(name)
         row = row if row["help"] else read_help()["*"][name]
@@ -375,9 +371,9 @@ class FigureOptions:
             return
         from wattcast.report.figure_style import draw_named, save_figures
 
-        made = found.figures() if found.figures else {}
-        if self.plot is not None and (found.figure or made):
-            env.save_plot(found.figure() if found.figure else draw_named(made, self.figure), self.plot)
+        made = found.figures()
+        if self.plot is not None and made:
+            env.save_plot(draw_named(made, self.figure), self.plot)
         if self.figures is not None:
             for path in save_figures(made, self.figures, self.format):
                 env.say(f"figure saved: {path}")
