@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattcast.cli.shared_options import CommandOutput, Environment, command, parse_pairs
+from wattcast.core import files
 from wattcast.core.errors import bad_value, resolve_name
+from wattcast.core.measured_rows import database_folder
 from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, read_bytes, reference_folder
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
@@ -29,24 +31,21 @@ def power_trace(
     Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
     --compat gpuwattch --out power
     """
-    from wattcast.gpuwattch import trace_request
-    from wattcast.gpuwattch.architecture import read_architecture, write_architecture
-    from wattcast.gpuwattch.measured_energies import measured_architecture
-    from wattcast.gpuwattch.simulator_logs import CounterSource, find_source
+    from wattcast.gpuwattch import architecture, measured_energies, simulator_logs, trace_request
     from wattcast.gpuwattch.trace_run import trace_to_plain
 
     request = trace_request.TraceRequest(**asked)
     request, trace = replace(request, figure=request.figure or plot is not None), request.trace
     if save_config is not None:
-        chip = trace_request.find_measured_chip(request.architecture)
-        made = measured_architecture(chip) if chip else read_architecture(request.architecture)
-        write_architecture(made, save_config)
-    source = CounterSource(resolve_name("counter source", counters, [c.value for c in CounterSource]))
-    if source is CounterSource.AUTO:
-        source = find_source(trace)
-    if request.follow_s and source is not CounterSource.TRACE:
+        chip, file = trace_request.find_measured_chip(request.architecture), request.architecture
+        made = measured_energies.measured_architecture(chip) if chip else architecture.read_architecture(file)
+        architecture.write_architecture(made, save_config)
+    known = simulator_logs.CounterSource
+    source = known(resolve_name("counter source", counters, list(known)))
+    source = simulator_logs.find_source(trace) if source is known.AUTO else source
+    if request.follow_s and source is not known.TRACE:
         raise bad_value("--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out.")
-    if source is not CounterSource.TRACE:
+    if source is not known.TRACE:
         kernels_found = trace_request.compute_kernel_power(request, source)
         watts = zip(kernels_found.names, kernels_found.power.total_w, strict=True)
         lines = [*(f"{name[:60]:60s} {power_w:10.3f} W" for name, power_w in watts), str(kernels_found.file)]
@@ -85,7 +84,6 @@ def power_meter(
 
     A C++ simulator such as GPGPU-Sim includes wattcast_power.hpp, which starts this command and talks to it.
     """
-    from wattcast.core import files
     from wattcast.gpuwattch.component_build import ClockSetting, PowerMeter, answer_samples, build_component_model
     from wattcast.gpuwattch.trace_request import TraceRequest, read_chip
 
@@ -118,10 +116,7 @@ def accelwattch(
 
     Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
     """
-    from wattcast.core.measured_rows import database_folder
-    from wattcast.gpuwattch import measured_energies
-    from wattcast.gpuwattch.architecture import read_architecture, write_architecture
-    from wattcast.gpuwattch.energy_table import format_energy_table
+    from wattcast.gpuwattch import architecture, energy_table, measured_energies
 
     chip = measured_energies.measured_chip(gpu)
     folder = database_folder(measured_energies.PARENT)
@@ -130,11 +125,12 @@ def accelwattch(
     if refit:
         chip = replace(chip, values=measured_energies.fit_measured_energies(folder))
     values = chip.values
-    made = measured_energies.measured_architecture(chip, read_architecture(base) if base is not None else None)
+    tree = architecture.read_architecture(base) if base is not None else None
+    made = measured_energies.measured_architecture(chip, tree)
     if out is not None:
-        write_architecture(made, out)
+        architecture.write_architecture(made, out)
     if energies is not None:
-        write_whole(energies, format_energy_table(measured_energies.measured_table(chip, made)))
+        write_whole(energies, energy_table.format_energy_table(measured_energies.measured_table(chip, made)))
     judged = measured_energies.judge_held_out(folder) if judge else None
     plain = {"gpu": chip.name, "source": chip.source, "values": {k: vars(v) for k, v in values.items()}}
     lines = [f"{chip.name}: {chip.source}"]
@@ -260,8 +256,7 @@ def show_bottom_up(
 ) -> CommandOutput:
     """Build energies per event from an architecture, and save or draw them where asked for."""
     from wattcast.gpuwattch.architecture import read_architecture
-    from wattcast.gpuwattch.bottom_up import event_energies
-    from wattcast.gpuwattch.bottom_up.chip_design import build_chip, design_from_gpu
+    from wattcast.gpuwattch.bottom_up import chip_design, event_energies
     from wattcast.gpuwattch.energy_table import format_energy_table
     from wattcast.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.predictor.api import find_gpu
@@ -279,8 +274,8 @@ def show_bottom_up(
         found, dialect = event_energies.build_architecture_chip(architecture, **settings), architecture.dialect
     else:
         gpu = find_gpu(name)
-        found = build_chip(design_from_gpu(gpu, **settings))
-    changed = build_chip(event_energies.scale_design(found.design, factors)) if factors else found
+        found = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))
+    changed = chip_design.build_chip(event_energies.scale_design(found.design, factors)) if factors else found
     if save is not None:
         write_whole(save, format_energy_table(event_energies.make_energy_table(changed, dialect)))
     if plot is not None:

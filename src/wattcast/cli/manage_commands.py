@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,7 @@ def simulate(
 
     Example: wattcast manage simulate --perturbed 20
     """
-    from wattcast.manage import policy_comparison
-    from wattcast.manage.hd7970 import STRESS_APPLICATIONS
+    from wattcast.manage import hd7970, policy_comparison
     from wattcast.manage.plants import KnobRole
 
     given = {"batch": batch, "seq": seq, "phase": phase}
@@ -63,7 +63,7 @@ def simulate(
     if export is not None:
         policy_comparison.export_tables(plant, export)
         env.say(f"table saved: {export}")
-    return _compare_policies([plant], setup, f"{plant.name}, simulated", STRESS_APPLICATIONS, [], more)
+    return _compare_policies([plant], setup, f"{plant.name}, simulated", hd7970.STRESS_APPLICATIONS, [], more)
 
 
 @command("manage replay", PLAYED)
@@ -137,12 +137,7 @@ def run(
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from functools import partial
-
-    from wattcast.manage import live_control, serving_control
-    from wattcast.manage.daemon_client import hold_card
-    from wattcast.manage.serving_control import read_engine_metrics
-    from wattcast.manage.watch_card import find_catalogue_gpu, make_advice
+    from wattcast.manage import daemon_client, live_control, serving_control, watch_card
     from wattcast.measure.device_control import NvmlCard
     from wattcast.serving.simulate_serving import find_language_model
 
@@ -156,7 +151,7 @@ def run(
         if metrics is None:
             raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
     if metrics is not None and not command:
-        read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
+        serving_control.read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
     if (rows is None) != (workload is None) or (rows is not None and progress is None):
         raise bad_value("--rows and --workload", "both, and --progress with them", "one of them missing")
     unit = None if workload is None else _read_workload(workload)
@@ -179,10 +174,10 @@ def run(
         chip = _catalogue_gpu(card.name, "--model", "Leave it out: what steps take is then learned.")
         by_level = serving_control.build_clock_levels(model, chip)
         keeper = partial(serving_control.make_keeper, by_level, limits)
-    advice = make_advice(goal, find_catalogue_gpu(card.name))
-    told_by = None if metrics is None else partial(read_engine_metrics, metrics)
+    advice = watch_card.make_advice(goal, watch_card.find_catalogue_gpu(card.name))
+    told_by = None if metrics is None else partial(serving_control.read_engine_metrics, metrics)
     task = live_control.ControlTask(goal, seconds, progress, told, turn_limit, advice, keeper, told_by, rows, unit)
-    with hold_card(card, socket) as held:
+    with daemon_client.hold_card(card, socket) as held:
         code = live_control.run_controlled_program(held, command or [], task, env.say, variables)
     raise typer.Exit(code if code >= 0 else 128 - code)
 
@@ -201,19 +196,18 @@ def plane(
 
     Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out rows/{core}-{memory}
     """
-    from wattcast.manage.daemon_client import hold_card
-    from wattcast.manage.live_control import choose_clock_plane, visit_clock_plane
+    from wattcast.manage import daemon_client, live_control
     from wattcast.measure.device_control import NvmlCard
 
     card = NvmlCard(device)
     card.open()
-    points = choose_clock_plane(*card.clocks_hz(), cores, memories)
+    points = live_control.choose_clock_plane(*card.clocks_hz(), cores, memories)
     told = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
     if not apply:
         env.say(f"dry run on {card.name}: core/memory MHz {told} would be set and given back; add --apply to do it.")
         raise typer.Exit
-    with hold_card(card, socket) as held:
-        codes = visit_clock_plane(held, points, command, env.say, env.variables)
+    with daemon_client.hold_card(card, socket) as held:
+        codes = live_control.visit_clock_plane(held, points, command, env.say, env.variables)
     failed = [f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for (core, memory), code in codes.items() if code != 0]
     env.say(f"the card has back what it had. {len(codes) - len(failed)} of {len(points)} pairs of clocks done.")
     if failed or len(codes) < len(points):
@@ -237,20 +231,20 @@ def daemon(
 
     Example: wattcast manage daemon --group wattcast --clocks 900MHz:1980MHz
     """
-    from wattcast.manage import card_daemon
-    from wattcast.manage.daemon_client import find_group, find_settable_cards, print_unit
+    from wattcast.manage import card_daemon, daemon_client
 
     if unit:
-        env.stdout.write(print_unit())
+        env.stdout.write(daemon_client.print_unit())
         return
     ranges = _parse_range(clocks, "Hz", "--clocks"), _parse_range(limits, "W", "--limits")
     scope = card_daemon.DaemonScope(*ranges, None if locked is None else units.parse(locked, "Hz", "--locked"))
-    path, members = socket or card_daemon.SOCKET, find_group(group)
+    path, members = socket or card_daemon.SOCKET, daemon_client.find_group(group)
     if not lifeline:
         env.say(f"clients connect to {path} as {f'members of {group}' if group else 'root'}")
 
     def serve(stopped: Any) -> int:
-        return card_daemon.serve_cards(find_settable_cards(gpu or []), scope, path, members, env.say, stopped)
+        cards = daemon_client.find_settable_cards(gpu or [])
+        return card_daemon.serve_cards(cards, scope, path, members, env.say, stopped)
 
     raise typer.Exit(card_daemon.run_supervised(serve, env.say, 0 if lifeline else None))
 
@@ -392,13 +386,12 @@ def _parse_range(text: str | None, unit: str, where: str) -> tuple[float, float]
 
 
 def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> PolicySetup:
-    from wattcast.manage.plants import MeasurementNoise
-    from wattcast.manage.policies import PolicySetup
+    from wattcast.manage import plants, policies
 
     share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
-    noise = MeasurementNoise(share, share) if share else None
+    noise = plants.MeasurementNoise(share, share) if share else None
     goal = _read_objective(**options)
-    return PolicySetup(goal, model=model, forecast=forecast or {}, noise=noise, seed=options["seed"])
+    return policies.PolicySetup(goal, model=model, forecast=forecast or {}, noise=noise, seed=options["seed"])
 
 
 def _forecast_plants(
@@ -433,13 +426,12 @@ def _compare_policies(
     notes: list[str],
     more: dict[str, Any],
 ) -> CommandOutput:
-    from wattcast.manage.management_figures import list_management_figures
-    from wattcast.manage.policy_comparison import compare_policies, comparison_json, print_comparison
+    from wattcast.manage import management_figures, policy_comparison
 
-    comparison = compare_policies(plants, setup)
+    found = policy_comparison.compare_policies(plants, setup)
     return CommandOutput(
-        lambda: {**comparison_json(comparison, plants, notes, without), **more},
-        lambda console: print_comparison(console, comparison, title, without, more),
-        figures=lambda: list_management_figures(plants, comparison, setup),
-        notes=notes,
+        lambda: {**policy_comparison.comparison_json(found, plants, notes, without), **more},
+        lambda console: policy_comparison.print_comparison(console, found, title, without, more),
+        lambda: management_figures.list_management_figures(plants, found, setup),
+        notes,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattcast.cli.shared_options import CommandOutput, Environment, command
+from wattcast.core import files
 from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole
@@ -115,8 +116,6 @@ def grafana(env: Environment, out: Path) -> CommandOutput:
 
     Example: wattcast export grafana --out wattcast-dashboard.json
     """
-    from wattcast.core import files
-
     data = files("wattcast.web").joinpath("grafana.json").read_bytes()
     write_whole(out, data)
     env.say(f"dashboard saved: {out}")
