@@ -24,7 +24,7 @@ import socket
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
@@ -110,8 +110,11 @@ class WorkerPool:
         large = kind in LARGE_KINDS or len(body) > LARGE_BYTE
         self._waiting += 1
         try:
-            async with asyncio.timeout(2.0 * self._limit_s):
-                process = await self._take(large)
+            async with asyncio.timeout(2.0 * self._limit_s), contextlib.AsyncExitStack() as held:
+                if large:
+                    await held.enter_async_context(self._large)
+                process = await self._free.get()
+                held.pop_all()  # until the worker is given back
         except TimeoutError:
             return make_refusal(503, "the server is busy; try again in a moment.")
         finally:
@@ -119,16 +122,6 @@ class WorkerPool:
         reply = await self._with(process, kind, body, large)
         self._answers.keep(kind, body, reply)
         return reply
-
-    async def _take(self, large: bool) -> asyncio.subprocess.Process:
-        if not large:
-            return await self._free.get()
-        await self._large.acquire()
-        try:
-            return await self._free.get()
-        except BaseException:
-            self._large.release()
-            raise
 
     def _give_back(self, process: asyncio.subprocess.Process, large: bool) -> None:
         self._free.put_nowait(process)
@@ -144,30 +137,27 @@ class WorkerPool:
                 await process.stdin.drain()
                 reply = msgspec.msgpack.decode(await _frame(process), type=Answer)
         except TimeoutError:
-            await self._replace(process, large)
+            self._replace(process, large)
             return make_refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
         except (asyncio.IncompleteReadError, ConnectionError):
-            await self._replace(process, large)
+            self._replace(process, large)
             return make_refusal(500, "internal error; the server's log says more.")
         except asyncio.CancelledError:  # whoever asked is gone: the worker is in the middle of an answer
-            self._later(self._replace(process, large))
+            self._replace(process, large)
             raise
         self._give_back(process, large)
         return reply
 
-    async def _replace(self, process: asyncio.subprocess.Process, large: bool) -> None:
-        """End a worker and start another; until that is ready no further large request takes its place."""
+    def _replace(self, process: asyncio.subprocess.Process, large: bool) -> None:
+        """Replace a worker in the background; until another is ready no further large request takes its place."""
         self.ended += 1
-        await self._end(process)
-        self._later(self._renew(large))
-
-    def _later(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(self._renew(process, large))
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
-    async def _renew(self, large: bool) -> None:
-        """Replace a worker that was ended; a machine that cannot start one now may a little later."""
+    async def _renew(self, process: asyncio.subprocess.Process, large: bool) -> None:
+        """End a worker and start another; a machine that cannot start one now may a little later."""
+        await self._end(process)
         for _ in range(RENEWALS):
             with contextlib.suppress(MissingTool, OSError):
                 self._give_back(await self._start_worker(), large)
@@ -335,28 +325,25 @@ class ConnectionTable:
     def __init__(self, each: int = CLIENT_CONNECTIONS, most: int = MOST_CONNECTIONS) -> None:
         self._each, self._most = each, most
         self._open: dict[str, dict[Any, None]] = {}  # in the order in which they came
-        self._count = 0
 
     def add(self, host: str, connection: Any) -> bool:
         """Take a connection in; False where there is no room for it and none that may be closed."""
         own = self._open.get(client_key(host), {})
         if len(own) >= self._each and not self._close_one(own):
             return False
-        greediest_first = sorted(self._open.values(), key=len, reverse=True) if self._count >= self._most else []
-        if greediest_first and not any(self._close_one(others) for others in greediest_first):
-            return False
+        if sum(map(len, self._open.values())) >= self._most:
+            greediest_first = sorted(self._open.values(), key=len, reverse=True)
+            if not any(self._close_one(others) for others in greediest_first):
+                return False
         self._open.setdefault(client_key(host), {})[connection] = None
-        self._count += 1
         return True
 
     def remove(self, host: str, connection: Any) -> None:
         """Forget a connection that is closed."""
         own = self._open.get(client_key(host), {})
-        if connection in own:
-            del own[connection]
-            self._count -= 1
-            if not own:
-                del self._open[client_key(host)]
+        own.pop(connection, None)
+        if not own:
+            self._open.pop(client_key(host), None)
 
     def _close_one(self, connections: Iterable[Any]) -> bool:
         waiting = next((one for one in connections if one.awaits_headers), None)
