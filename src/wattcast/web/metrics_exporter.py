@@ -12,7 +12,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -160,23 +160,20 @@ class ModelledWorkload:
 
     prediction: Prediction
     slowdown: float
-    best_clock_hz: float
-    best_energy_j: float
-    best_power_w: float
+    best: Mapping[str, Any]  # row of an exploration
 
     @property
     def saving(self) -> float:
         """Share of the energy that the best clock saves."""
-        return 1.0 - self.best_energy_j / float(self.prediction.energy_j)
+        return 1.0 - float(self.best["energy_j"]) / float(self.prediction.energy_j)
 
 
 def model_workload(
     workload: Any, gpu: Gpu, prediction: Prediction, slowdown: str, **options: Any
 ) -> ModelledWorkload:
     """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the fastest."""
-    best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[ExploreObjective.ENERGY].row
-    at_best = (best[name] for name in ("asked_clock_hz", "energy_j", "power_w"))
-    return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), *at_best)
+    best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[ExploreObjective.ENERGY]
+    return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), best.row)
 
 
 MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], float]]] = {
@@ -204,21 +201,21 @@ PREDICTED: dict[str, tuple[str, Callable[[ModelledWorkload], Any]]] = {
     "energy_joules": ("Predicted energy of one run", lambda m: m.prediction.energy_j),
     "latency_seconds": ("Predicted time of one run", lambda m: m.prediction.latency_s),
     "clock_hertz": ("Predicted core clock", lambda m: m.prediction.clock_hz),
-    "best_clock_hertz": ("Clock of least energy within the slowdown", lambda m: m.best_clock_hz),
-    "best_power_watts": ("Predicted power at that clock", lambda m: m.best_power_w),
+    "best_clock_hertz": ("Clock of least energy within the slowdown", lambda m: m.best["asked_clock_hz"]),
+    "best_power_watts": ("Predicted power at that clock", lambda m: m.best["power_w"]),
     "saving_ratio": ("Share of the energy that clock saves", lambda m: m.saving),
     "slowdown_ratio": ("Slowdown allowed for it", lambda m: m.slowdown),
     "inside_measured": ("1 when the prediction is near what was measured", lambda m: m.prediction.support.inside),
 }
 
 
+@dataclass(frozen=True, eq=False)
 class MetricsCollector:
     """Yields all metrics when prometheus_client asks, at every scrape."""
 
-    def __init__(
-        self, cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload], wait_s: float = SCRAPE_S
-    ) -> None:
-        self._cards, self._workloads, self._wait_s = cards, workloads, wait_s
+    cards: Sequence[WatchedCard]
+    workloads: Sequence[ModelledWorkload]
+    wait_s: float = SCRAPE_S
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics, cards first."""
@@ -232,7 +229,7 @@ class MetricsCollector:
             return family
 
         names = ["device", "uuid", "name"]
-        cards, until_s = list(self._cards), time.monotonic() + self._wait_s
+        cards, until_s = list(self.cards), time.monotonic() + self.wait_s
         for card in cards:
             card.start_reading()
         seen = [([str(c.index), c.identity.uuid, c.identity.name], c, c.look(until_s)) for c in cards]
@@ -241,23 +238,21 @@ class MetricsCollector:
         held = [([*labels, reason], float(reason in r.reasons)) for labels, _, r in seen for reason in REASONS]
         yield make("gauge", "wattcast_clock_held", "1 while this holds the clock down", [*names, "reason"], held)
         for name, (text, choose) in PREDICTED.items():
-            rows = [([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self._workloads]
+            rows = [([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self.workloads]
             yield make("gauge", f"wattcast_model_{name}", text, ["workload", "gpu"], rows)
 
 
-def make_registry(
-    cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload], wait_s: float = SCRAPE_S
-) -> Any:
+def make_registry(collector: MetricsCollector) -> Any:
     """Return a registry of our metrics alone."""
     client = import_extra("prometheus_client", "metrics need prometheus-client", "serve")
     made = client.CollectorRegistry(auto_describe=False)
-    made.register(MetricsCollector(cards, workloads, wait_s))
+    made.register(collector)
     return made
 
 
 def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> bytes:
     """Write all metrics as text."""
-    made = make_registry(cards, workloads, PATIENT_S)
+    made = make_registry(MetricsCollector(cards, workloads, PATIENT_S))
     from prometheus_client import generate_latest
 
     return bytes(generate_latest(made))
@@ -279,7 +274,7 @@ def serve_metrics(
 ) -> tuple[WSGIServer, threading.Thread]:
     """Answer scrapes in a thread; return the server and the thread. ``allowed`` are further names it answers to."""
     names = known_hosts(host, allowed)
-    made = make_registry(cards, workloads)
+    made = make_registry(MetricsCollector(cards, workloads))
     from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
     metrics = make_wsgi_app(made)
