@@ -140,25 +140,15 @@ def draw_arrivals(spec: str, random: np.random.Generator, count: int, rate: floa
         peak, _ = _take_numbers({**given, "period": "1"}, where, peak=1.5, period=1.0)
         if not 1.0 <= peak <= 2.0 or period_s <= 0:
             raise bad_value(where, "a peak from 1 to 2 times the mean and a period above zero", spec)
-        return _diurnal_arrivals(random, count, rate, peak - 1.0, period_s)
+        # λ(t) = r (1 - a cos ωt) starts at its lowest, so Λ(t) = r (t - a/ω sin ωt), whose inverse maps unit arrivals
+        unit, omega = np.cumsum(random.standard_exponential(count)), 2 * np.pi / period_s
+        last_s = unit[-1] / rate + period_s
+        grid_s = np.linspace(0.0, last_s, max(int(64 * last_s / period_s), 64) + 1)
+        return np.interp(unit, rate * (grid_s - (peak - 1.0) / omega * np.sin(omega * grid_s)), grid_s)
     _take_numbers(given, where)
     if process == "fixed":
         return np.arange(1.0, count + 1.0, dtype=np.float64) / rate
     return np.cumsum(random.standard_exponential(count)) / rate
-
-
-def _diurnal_arrivals(
-    random: np.random.Generator, count: int, rate_per_s: float, swing: float, period_s: float
-) -> Array:
-    """Draw from a Poisson process whose rate starts at its lowest and peaks half a period later.
-
-    λ(t) = r (1 - a cos ωt), so Λ(t) = r (t - a/ω sin ωt); unit-rate arrivals are mapped through its inverse.
-    """
-    unit = np.cumsum(random.standard_exponential(count))
-    last_s = unit[-1] / rate_per_s + period_s
-    grid_s = np.linspace(0.0, last_s, max(int(64 * last_s / period_s), 64) + 1)
-    omega = 2 * np.pi / period_s
-    return np.interp(unit, rate_per_s * (grid_s - swing / omega * np.sin(omega * grid_s)), grid_s)
 
 
 def draw_lengths(spec: str | int, where: str, random: np.random.Generator, count: int) -> Counts:
