@@ -62,21 +62,6 @@ class ServingPlan:
         return most_per_s, "nothing: one replica is more than enough" if idle else binds
 
     @property
-    def capacity_per_s(self) -> float:
-        """Requests a second that one replica serves within all bounds."""
-        return self.ceiling[0]
-
-    @property
-    def binds(self) -> str:
-        """What breaks first if the rate grows."""
-        return self.ceiling[1]
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        """Output tokens of all replicas in a second."""
-        return self.demand.rate_per_s * float(self.result.trace.output_tokens.mean())
-
-    @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
         return self.replicas * self.option.gpus
@@ -129,7 +114,7 @@ class ServingPlan:
             "capacity_per_replica_per_s": capacity_per_s,
             "load_share": demand.rate_per_s / self.replicas / capacity_per_s,
             **{name: found[name] for name in ("ttft_s", "tpot_s")},
-            "output_tokens_per_s": self.output_tokens_per_s,
+            "output_tokens_per_s": demand.rate_per_s * tokens,
             **take_fields(self, "power_w", "energy_j_per_token", "energy_j_per_request"),
             "cost_per_request": cost,
             "cost_per_million_tokens": None if cost is None else cost * 1e6 / tokens,
@@ -243,10 +228,11 @@ def plan(
         raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
-    whole = {"tp": tp, "pp": pp, "ep": ep, "most_tokens": max_batched_tokens}
-    counts = {name: tuple(_parse_count(text, name) for text in _list_items(given)) for name, given in whole.items()}
     tried = SearchRange(
-        **counts,
+        tp=_parse_counts(tp, "tp"),
+        pp=_parse_counts(pp, "pp"),
+        ep=_parse_counts(ep, "ep"),
+        most_tokens=_parse_counts(max_batched_tokens, "max_batched_tokens"),
         limits_w=tuple(units.parse_amount(w, "W", "power_limit", inclusive=False) for w in _list_items(power_limits)),
         clocks_hz=tuple(units.parse_amount(hz, "Hz", "clock", inclusive=False) for hz in _list_items(clocks)),
         pools=tuple(map(_parse_pools, _list_items(pools))),
@@ -269,11 +255,11 @@ def _list_items(given: str | Sequence[Any] | None) -> Sequence[Any]:
     return given.split(",") if isinstance(given, str) else given or ()
 
 
-def _parse_count(given: str | int, where: str) -> int:
-    if not str(given).strip().isdecimal() or int(given) < 1:
-        where = "max_batched_tokens" if where == "most_tokens" else where
-        raise bad_value(where, "whole numbers from 1, such as 1,2,4", given)
-    return int(given)
+def _parse_counts(given: str | Sequence[int] | None, where: str) -> tuple[int, ...]:
+    for item in _list_items(given):
+        if not str(item).strip().isdecimal() or int(item) < 1:
+            raise bad_value(where, "whole numbers from 1, such as 1,2,4", item)
+    return tuple(map(int, _list_items(given)))
 
 
 def _parse_pools(text: str) -> tuple[int, int]:
