@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
@@ -206,24 +206,23 @@ def explore(
     by_chip: dict[str, list[Alternative]] = {chip.name: [] for chip in chips}
     for values in itertools.product(*varied.values()):
         names = dict(zip(varied, values, strict=True))
-        asked: Graph | WattcastError
+        own = {chip.name: {"gpu": chip.name, **names} if "gpu" in axes else names for chip in chips}
         try:
             chosen = ModelOptions.from_names(**{**given, **names})
-            asked = load_workload.load_workload(workload, chosen)
+            graph = load_workload.load_workload(workload, chosen)
         except WattcastError as error:
-            asked = error
+            for chip in chips:
+                by_chip[chip.name].append(Alternative(own[chip.name], {}, str(error), chip=chip))
+            continue
         for chip in chips:
-            own = {"gpu": chip.name, **names} if "gpu" in axes else names
-            if isinstance(asked, WattcastError):
-                by_chip[chip.name].append(Alternative(own, {}, str(asked), chip=chip))
-            else:
-                by_chip[chip.name] += _try_settings(asked, chosen, own, chip, set_to, axes, prices, bundle)
-    points = list(_against_first([point for of_chip in by_chip.values() for point in of_chip]))
-    if not any(point.results for point in points):
-        reasons = dict.fromkeys(
-            f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ") for point in points
-        )
-        raise BadInput(f"none of the {len(points)} combinations can be run: {'; '.join(list(reasons)[:3])}")
+            by_chip[chip.name] += _try_settings(graph, chosen, own[chip.name], chip, set_to, axes, prices, bundle)
+    tried = [point for of_chip in by_chip.values() for point in of_chip]
+    ran = [point.results for point in tried if point.results]
+    if not ran:
+        reasons = dict.fromkeys(f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ") for point in tried)
+        raise BadInput(f"none of the {len(tried)} combinations can be run: {'; '.join(list(reasons)[:3])}")
+    fastest_s = min(results["latency_s"] for results in ran)
+    points = [_compare_with(point, ran[0], fastest_s) if point.results else point for point in tried]
     if axes == ("gpu",):
         points.sort(key=_rank_gpu)
     within, bound = _find_within(points, slowdown, latency)
@@ -325,17 +324,14 @@ def _all_clocks(gpu: Gpu) -> str:
     return f"{float(low)!r}Hz:{float(high)!r}Hz:{float(step)!r}Hz"
 
 
-def _against_first(points: Sequence[Alternative]) -> Iterator[Alternative]:
+def _compare_with(point: Alternative, first: Mapping[str, Any], fastest_s: float) -> Alternative:
     """Add slowdown against the fastest point, and speed-up and energy against the first that runs."""
-    ran = [point.results for point in points if point.results]
-    fastest_s = min((results["latency_s"] for results in ran), default=0.0)
-    for point in points:
-        more = point.results and {
-            "slowdown": point.results["latency_s"] / fastest_s - 1.0,
-            "speedup": point.results["requests_per_s"] / ran[0]["requests_per_s"],
-            "energy_ratio": point.results["energy_j_per_request"] / ran[0]["energy_j_per_request"],
-        }
-        yield replace(point, results={**point.results, **more})
+    more = {
+        "slowdown": point.results["latency_s"] / fastest_s - 1.0,
+        "speedup": point.results["requests_per_s"] / first["requests_per_s"],
+        "energy_ratio": point.results["energy_j_per_request"] / first["energy_j_per_request"],
+    }
+    return replace(point, results={**point.results, **more})
 
 
 def _find_within(
