@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from wattcast.cli.shared_options import CommandOutput, Environment, command, parse_pairs
 from wattcast.core import files
 from wattcast.core.errors import bad_value, resolve_name
@@ -17,8 +19,6 @@ from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from wattcast.gpuwattch.trace_run import TraceResult
 
 

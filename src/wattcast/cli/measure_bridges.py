@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +36,8 @@ from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_wi
 from wattcast.power.power_model import SavedModel, load_saved_model
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.forecast import forecast_rule
+from wattcast.report.figure_style import Figure
 from wattcast.workload.readers.from_json import operator_to_plain
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, declare_verb
 from wattcast.core.errors import Refused, bad_value
 from wattcast.core.strict_files import encode_csv
@@ -13,8 +15,6 @@ from wattcast.core.whole_files import write_whole
 from wattcast.microbench import microbench_sessions
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from wattcast.hardware import Gpu
     from wattcast.microbench.microbench_results import MicroRow
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,35 +21,19 @@ from wattcast.core.arrays import table_rows
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import FitStatus, read_shipped_table
 from wattcast.core.units import show
-from wattcast.explore.explorations import (
-    OBJECTIVE_COLUMNS,
-    Alternative,
-    Exploration,
-    ExploreObjective,
-    build_study,
-)
+from wattcast.explore.explorations import OBJECTIVE_COLUMNS, Alternative, Exploration, ExploreObjective, build_study
 from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import SamplingMethod
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
 from wattcast.predictor.api import Workload
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.report.figure_style import (
-    MODULE_COLOURS,
-    PREDICTED,
-    SERIES_COLOURS,
-    add_caption,
-    describe_origin,
-    new_axes,
-    new_figure,
-)
+from wattcast.report import figure_style
+from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_axes
 from wattcast.report.prediction_figures import draw_pareto
 from wattcast.report.text_tables import format_cell, print_notes, print_rows
 from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
 from wattcast.serving.plan_options import MOST_TOKENS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def sweep_json(done: SweepResult) -> dict[str, Any]:
@@ -259,11 +243,17 @@ def draw_pareto_front(done: SweepResult) -> Figure:
     x, y = done.objectives[:2]
     figure, axes = new_axes(7.0, 5.0)
     shown = done.summary.shown
-    grey: dict[str, Any] = {"color": MODULE_COLOURS["static"], "alpha": 0.5}
+    grey: dict[str, Any] = {"color": figure_style.MODULE_COLOURS["static"], "alpha": 0.5}
     axes.plot(_scale_column(x, shown[x]), _scale_column(y, shown[y]), ".", ms=2, label="points", **grey)
     best = done.summary.front
     style = "-" if len(done.objectives) == 2 else "."
-    axes.plot(_scale_column(x, best[x]), _scale_column(y, best[y]), style, color=PREDICTED, label="Pareto front")
+    axes.plot(
+        _scale_column(x, best[x]),
+        _scale_column(y, best[y]),
+        style,
+        color=figure_style.PREDICTED,
+        label="Pareto front",
+    )
     axes.legend(frameon=False)
     return _label_sweep(figure, done, x, y)
 
@@ -295,7 +285,7 @@ def draw_curves(
     found: Mapping[str, Mapping[str, npt.NDArray[Any]]], x: str, values: Sequence[str], caption: str
 ) -> Figure:
     """Draw several quantities against one, a line for each named table (a GPU, a power limit)."""
-    figure = new_figure(3.4 * len(values) + 1.2, 3.6)
+    figure = figure_style.new_figure(3.4 * len(values) + 1.2, 3.6)
     for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
         for index, (name, columns) in enumerate(found.items()):
             colour = SERIES_COLOURS[index % 8]
@@ -360,7 +350,7 @@ def _label_sweep(figure: Figure, done: SweepResult, x: str, y: str) -> Figure:
     axes.set(xlabel=axis_label(x), ylabel=axis_label(y))
     axes.set_title(f"{done.study.graph.name} on designs around {done.study.gpu.name}", fontsize=10)
     kept = f"{done.points:,} points, {len(done.summary.shown['point']):,} shown"
-    return add_caption(figure, f"{kept}; {describe_origin(done.study.bundle)}")
+    return add_caption(figure, f"{kept}; {figure_style.describe_origin(done.study.bundle)}")
 
 
 def draw_assignment(found: FleetAssignment, source: str) -> Figure:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,14 +30,10 @@ from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import PredictOut, take_fields
 from wattcast.report import comparison
 from wattcast.report.comparison import PartDifference, RunComparison, RunPart, RunSummary, summarise_prediction
-from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure
+from wattcast.report.figure_style import MODULE_COLOURS, Figure, add_caption, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.report.text_tables import new_table, print_notes
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_option
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up

@@ -13,11 +13,13 @@ from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
     from wattcast.predictor.bundle.bundle_file import Bundle
     from wattcast.predictor.prediction import Prediction
+else:
+    Axes = Figure = Any  # matplotlib is loaded with the first figure
 
 MODULE_COLOURS = {
     **{"static": "#999999", "clock": "#666666", "tensor": "#D55E00", "cuda": "#E69F00", "sfu": "#F0E442"},
@@ -28,7 +30,7 @@ MEASURED, PREDICTED = "#000000", "#332288"
 ENDINGS = ("png", "svg", "pdf")
 NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot]'."
 
-FigureMaker = Callable[[], "Figure"]  # draws when called
+FigureMaker = Callable[[], Figure]  # draws when called
 
 
 def describe_origin(p: Prediction | Bundle) -> str:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -25,23 +25,13 @@ from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
+from wattcast.predictor import prediction_json
 from wattcast.predictor.api import SettingKeywords
-from wattcast.predictor.prediction_json import (
-    MUCH_WAITING,
-    AnswerLine,
-    judge_confidence,
-    list_answers,
-    rank_assumptions,
-    support_line,
-)
+from wattcast.predictor.prediction_json import AnswerLine, judge_confidence, list_answers
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
-from wattcast.report.figure_style import encode_figure
+from wattcast.report.figure_style import Figure, encode_figure
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, draw_pareto, label_views
 from wattcast.workload.model_options import ModelOptions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # that print pages
 PAPERS = ("A4", "Letter")
@@ -133,7 +123,7 @@ def build_report_page(main: ConfigurationView, others: Mapping[str, Configuratio
         ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
         ("Against the roof", roof),
         ("Clock curves compared", compared),
-        ("Assumed", make_element("ul", *(make_element("li", note) for note in rank_assumptions(p)))),
+        ("Assumed", make_element("ul", *(make_element("li", note) for note in prediction_json.rank_assumptions(p)))),
         ("Where it comes from", _write_provenance(main, how)),
     ]
     body, appendix = (
@@ -164,7 +154,7 @@ def conclude_view(seen: ConfigurationView) -> str:
     waits = 1.0 - float(p.busy_s) / float(p.latency_s)
     fits = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[p.fits]
     held = "the power limit holds its clock down" if p.capped else ""
-    waiting = f"the GPU waits for the host {waits:.0%} of the time" if waits > MUCH_WAITING else ""
+    waiting = f"the GPU waits for the host {waits:.0%} of the time" if waits > prediction_json.MUCH_WAITING else ""
     cause = "; ".join(filter(None, [f"Most of the power goes to {shares}", held, waiting, fits])) + "."
     best = int(np.argmin(seen.clocks["energy_j"]))
     saved = 1.0 - float(seen.clocks["energy_j"][best]) / float(p.energy_j)
@@ -181,7 +171,7 @@ def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
     held = "held down by the power limit" if p.capped else "as asked for"
     clock = AnswerLine("clock", show(float(p.clock_hz), "Hz"), held)
     tiles = []
-    for line in (*list_answers(p), clock, judge_confidence(p), support_line(p)):
+    for line in (*list_answers(p), clock, judge_confidence(p), prediction_json.support_line(p)):
         said = make_element("span", line.label, class_="name"), make_element("strong", line.value)
         tiles.append(make_element("div", *said, make_element("span", line.remark), class_="tile"))
     note = f"{p.interval.level:.0%} intervals below the numbers."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +17,7 @@ from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import list_answers, title_of
 from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
-from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, add_caption, describe_origin, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, Axes, Figure, add_caption, new_figure
 
 MOST_BREAKDOWN_OPS = 10
 TRACE_BINS = 600  # steps of a drawn trace; more make a large SVG and show no more
@@ -52,7 +48,7 @@ def draw_breakdown(p: Prediction) -> Figure:
     ]
     axes.set_title(f"{title_of(p)}\n{', '.join(shown)}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    return add_caption(figure, describe_origin(p))
+    return add_caption(figure, figure_style.describe_origin(p))
 
 
 def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
@@ -84,7 +80,7 @@ def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
         axes.set_ylim(bottom=0.0)
         axes.set(xlabel=f"Time ({unit})", ylabel="Power (W)")
     how = "" if trace.whole else "; each stretch of the issue order at its mean"
-    return add_caption(figure, describe_origin(p) + how)
+    return add_caption(figure, figure_style.describe_origin(p) + how)
 
 
 def _draw_stack(axes: Axes, shown: PowerTrace, scale: float) -> None:
@@ -145,7 +141,9 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
     right.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
-    return add_caption(figure, f"marks are predicted operators, area their share of the energy; {describe_origin(p)}")
+    return add_caption(
+        figure, f"marks are predicted operators, area their share of the energy; {figure_style.describe_origin(p)}"
+    )
 
 
 def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
@@ -207,7 +205,7 @@ def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
         axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
         axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False)
-    origins = "; ".join(dict.fromkeys(describe_origin(look.prediction) for look in seen))
+    origins = "; ".join(dict.fromkeys(figure_style.describe_origin(look.prediction) for look in seen))
     return add_caption(figure, f"a ring marks where the configuration settles; {origins}")
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
 from wattcast.core import units
 from wattcast.core.arrays import Array, table_rows
@@ -20,13 +21,10 @@ from wattcast.core.measured_rows import write_table
 from wattcast.core.records import dataclass, field
 from wattcast.predictor.prediction_json import AnswerLine, round_number, take_fields
 from wattcast.predictor.prices import Prices
-from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
+from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_figure
+from wattcast.report.text_tables import new_table, print_answers, print_notes
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import ReplicaRun
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.console import Console
 
 QUANTILES = (50, 90, 99)
 PEAK_INTERVAL_S = 0.02  # about what a board's power sensor averages over
@@ -344,8 +342,6 @@ _MOST_POINTS = 4000
 
 def print_serving(console: Console, result: ServingResult) -> None:
     """Print throughput, energy, power and money, then latencies and what was assumed, on one screen."""
-    from wattcast.report.text_tables import new_table, print_answers, print_notes
-
     found = result.summarise()
     gpus = f"{found['gpu_count']} x {found['gpu']}" if found["gpu_count"] > 1 else found["gpu"]
     title = f"{found['model']} on {gpus}: {found['requests']:,} requests in {units.show(found['length_s'], 's', 3)}"

@@ -22,23 +22,9 @@ from wattcast.predictor.api import Quantity, check_power_limit, find_bundle, fin
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
-from wattcast.training import step_time
-from wattcast.training.microbatch import (
-    USABLE_SHARE,
-    MicrobatchWork,
-    TrainingMemory,
-    measure_memory,
-    trace_microbatch,
-)
-from wattcast.training.training_strategy import (
-    ExpertKernels,
-    Optimizer,
-    Recompute,
-    Sharding,
-    TrainingRecipe,
-    TrainingStrategy,
-    list_strategies,
-)
+from wattcast.training import microbatch, step_time, training_strategy
+from wattcast.training.microbatch import MicrobatchWork, TrainingMemory, measure_memory, trace_microbatch
+from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import AttentionMode, SoftwareStack, parse_word
 from wattcast.workload.readers.load_workload import find_model
@@ -63,7 +49,7 @@ class JobSetting:
     @property
     def usable_byte(self) -> float:
         """Memory of a GPU that a job can use."""
-        return float(np.mean(self.gpu.memory.capacity_byte)) * USABLE_SHARE
+        return float(np.mean(self.gpu.memory.capacity_byte)) * microbatch.USABLE_SHARE
 
     @property
     def limit_w(self) -> float:
@@ -268,7 +254,7 @@ def train(
     wanted = parse_count(tokens, "tokens")
     recipe = TrainingRecipe(
         precision=dtype,
-        optimizer=parse_word(Optimizer, "optimizer", optimizer),
+        optimizer=parse_word(training_strategy.Optimizer, "optimizer", optimizer),
         master_weights=master_weights,
         gradient_byte=gradient_byte,
         stack=parse_word(SoftwareStack, "stack", stack),
@@ -278,7 +264,7 @@ def train(
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         expert_copies=expert_copies,
-        expert_kernels=parse_word(ExpertKernels, "expert_kernels", expert_kernels),
+        expert_kernels=parse_word(training_strategy.ExpertKernels, "expert_kernels", expert_kernels),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,
@@ -317,7 +303,7 @@ def train(
     job = JobSetting(spec, chip, at, fitted, recipe, length, links)
     open_ways = list(Recompute) if offload else list(Recompute)[:-1]
     list_ways = partial(
-        list_strategies,
+        training_strategy.list_strategies,
         dims=spec.dims,
         node_gpus=node_gpus,
         given=TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel),

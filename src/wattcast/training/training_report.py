@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from wattcast.core import units
 from wattcast.predictor.prediction_json import AnswerLine, count_digits, round_number, span_numbers, take_fields
+from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_figure
+from wattcast.report.text_tables import new_table, print_answers, print_notes
 from wattcast.training.train_job import TrainingResult
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.console import Console
 
 _PARTS = ("compute", "exchange", "bubble", "optimiser")
 _MEMORY = ("weight", "gradient", "optimiser", "activation", "passing")
@@ -81,8 +80,6 @@ def recommend_limit(result: TrainingResult) -> float:
 
 def print_training(console: Console, result: TrainingResult, details: bool = False, search: bool = False) -> None:
     """Print the answer first, then the step, the memory, the trade of a power limit, and what was assumed."""
-    from wattcast.report.text_tables import new_table, print_answers, print_notes
-
     found = summarise_training(result)
     print_answers(console, _write_title(result), _list_answers(result, found))
     best, title = found["recommended_power_limit_w"], "What a power limit or a clock would trade"
@@ -143,8 +140,6 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
 
 def draw_training(result: TrainingResult) -> Figure:
     """Draw power over a step, and hours against kWh at several power limits with the recommended one."""
-    from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure
-
     figure = new_figure(10.0, 4.2)
     left, right = figure.subplots(1, 2)
     begin = 0.0
