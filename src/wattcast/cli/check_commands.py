@@ -12,8 +12,7 @@ from pathlib import Path
 
 from wattcast import __version__
 from wattcast.cli.shared_options import CommandOutput, Environment, command
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
+from wattcast.core import bad_value, dataclass
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
 from wattcast.report.text_tables import print_rows

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, Options, command, parse_pairs
-from wattcast.core import units
-from wattcast.core.errors import bad_value, check_names
+from wattcast.core import bad_value, check_names, units
 from wattcast.core.whole_files import check_writable
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Unpack, get_type_hints
 
 from wattcast import hardware
-from wattcast.core import units
+from wattcast.core import BadInput, bad_value, check_names, dataclass, field, replace, units
 from wattcast.core.arrays import table_rows
-from wattcast.core.errors import BadInput, MissingSpecification, WattcastError, bad_value, check_names
-from wattcast.core.records import dataclass, field, replace
+from wattcast.core.errors import MissingSpecification, WattcastError
 from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
 from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep

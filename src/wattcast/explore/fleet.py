@@ -26,10 +26,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import units
+from wattcast.core import BadInput, bad_value, check_names, dataclass, fields, replace, units
 from wattcast.core.arrays import Array, pareto_front
-from wattcast.core.errors import BadInput, WattcastError, bad_value, check_names, import_extra
-from wattcast.core.records import dataclass, fields, replace
+from wattcast.core.errors import WattcastError, import_extra
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.explore.explorations import build_study, describe_point_risk
 from wattcast.explore.study import Study, evaluate_points

@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import errors, units
+from wattcast.core import BadInput, bad_value, clip_text, dataclass, errors, units, unknown_name
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, unknown_name
-from wattcast.core.records import dataclass
+from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.workload.model_options import OPTION_NAMES

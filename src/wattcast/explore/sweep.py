@@ -28,10 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import __version__
-from wattcast.core import arrays
-from wattcast.core.errors import BadInput, CannotWrite, Refused, WattcastError, bad_value, check_names, import_extra
+from wattcast.core import BadInput, arrays, bad_value, check_names, dataclass, replace
+from wattcast.core.errors import CannotWrite, Refused, WattcastError, import_extra
 from wattcast.core.measured_rows import catch_panics, import_polars
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.whole_files import replace_whole, write_whole

@@ -18,10 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
-from wattcast.core import measured_rows
-from wattcast.core.errors import BadInput, bad_value, check_names
+from wattcast.core import BadInput, bad_value, check_names, dataclass, measured_rows, replace
 from wattcast.core.measured_rows import ModelRow
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.fit import whole_models

@@ -12,9 +12,8 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import bad_value, dataclass, field, replace
 from wattcast.core.arrays import Array, as_sweep
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu
 from wattcast.kernels.kernel_table import RowIndex
 from wattcast.predictor import api

@@ -18,10 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import units
+from wattcast.core import BadInput, bad_value, check_names, clip_text, dataclass, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value, check_names, clip_text
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_bytes, read_number
 
 Counts = npt.NDArray[np.int64]

@@ -19,10 +19,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import units
+from wattcast.core import BadInput, bad_value, check_names, dataclass, replace, units
 from wattcast.core.arrays import pareto_front
-from wattcast.core.errors import BadInput, bad_value, check_names
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields

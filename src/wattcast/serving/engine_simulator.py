@@ -33,9 +33,8 @@ from functools import cache
 
 import numpy as np
 
+from wattcast.core import BadInput, bad_value, dataclass
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.records import dataclass
 from wattcast.serving.arrivals import NO_PREFIX, Trace
 from wattcast.serving.step_costs import StepCosts, StepShape
 

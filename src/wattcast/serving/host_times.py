@@ -15,10 +15,8 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import units
-from wattcast.core.errors import BadInput, bad_value
+from wattcast.core import BadInput, bad_value, dataclass, units
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table, write_table
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.core.whole_files import hold_folder
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core import units
-from wattcast.core.errors import BadInput, WattcastError, bad_value
-from wattcast.core.records import dataclass, field, replace
+from wattcast.core import BadInput, bad_value, dataclass, field, replace, units
+from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Fabric

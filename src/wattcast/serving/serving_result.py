@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from wattcast.core import units
+from wattcast.core import bad_value, dataclass, field, units
 from wattcast.core.arrays import Array, table_rows
-from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import write_table
-from wattcast.core.records import dataclass, field
 from wattcast.predictor.prediction_json import AnswerLine, round_number, take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_figure

@@ -12,9 +12,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from wattcast.core import units
+from wattcast.core import bad_value, check_names, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value, check_names
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices

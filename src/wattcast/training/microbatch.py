@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, fields, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, fields, replace
 from wattcast.training.training_strategy import ExpertKernels, Recompute, Sharding, TrainingRecipe, TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack

@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.core import Dtype, bad_value, dataclass, field, fields, replace
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field, fields, replace
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle

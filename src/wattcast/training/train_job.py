@@ -10,11 +10,8 @@ from typing import Unpack
 
 import numpy as np
 
-from wattcast.core import units
+from wattcast.core import BadInput, Dtype, bad_value, dataclass, field, fields, replace, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.records import dataclass, field, fields, replace
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node

@@ -7,9 +7,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Any
 
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
-from wattcast.core.units import Dtype
+from wattcast.core import Dtype, bad_value, dataclass, replace
 from wattcast.workload.model_options import AttentionMode, SoftwareStack
 
 

@@ -17,10 +17,9 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__, hardware
-from wattcast.core.errors import BadInput, WattcastError, bad_value, clip_text
-from wattcast.core.records import dataclass, replace
+from wattcast.core import BadInput, Dtype, bad_value, clip_text, dataclass, replace
+from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import encode_csv
-from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status

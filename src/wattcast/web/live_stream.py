@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import files
-from wattcast.core.errors import BadInput, MissingTool
-from wattcast.core.records import dataclass, field
+from wattcast.core import BadInput, dataclass, field, files
+from wattcast.core.errors import MissingTool
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.sampler import Sampler

@@ -12,9 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from wattcast import hardware
-from wattcast.core.errors import bad_value
+from wattcast.core import Dtype, bad_value
 from wattcast.core.strict_files import decode_json
-from wattcast.core.units import Dtype
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.prices import PriceKeywords
 from wattcast.report.figure_style import ENDINGS
