@@ -31,6 +31,12 @@ def test_style_and_types(command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")))
+def test_benchmarks_import(name: str) -> None:
+    """A function that ``bench_manage`` took from the policies was folded away, and no test noticed."""
+    importlib.import_module(f"benchmarks.{name}")
+
+
 @pytest.mark.parametrize("path", WITH_DOCTESTS, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_doctests(path: Path) -> None:
     name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
