@@ -113,7 +113,7 @@ def least_expected(memory: RunMemory, to: Settings) -> float:
                 next_up = min(above)
                 ratio = math.log(knob.levels[next_up[which]]) - math.log(knob.levels[at[which]])
                 slopes.append((seen[next_up].log_power - here.log_power) / ratio)
-        up, down = run_memory.POWER_EXPONENT_UP[knob.role], run_memory.POWER_EXPONENT_DOWN[knob.role]
+        up, down = run_memory.POWER_EXPONENTS[knob.role]
         if slopes:
             up = run_memory.STEEPER_RISE * max(*slopes, 0.0) + run_memory.LEAST_EXPONENT
             down = run_memory.FALL_CREDIT * max(min(slopes), 0.0)
@@ -138,13 +138,12 @@ def test_kept_columns_permit_what_the_plain_rule_permits(
 ) -> None:
     """Any order, any power; ``near`` keeps runs on few lines, where slopes are known. Each setting is run once:
     slopes are those measured when a setting was run, which repeats may move."""
-    tables = run_memory.CapTables(decisions.LATTICES[-1])
-    memory = RunMemory()
+    lattice, memory = decisions.LATTICES[-1], RunMemory()
     for at, power_w in runs:
         place = (at[0] % 2, at[1] % 2, at[2]) if near else at
         if place not in memory.seen:
-            memory = memory.record(Observation("k", place, 1.0, power_w), place, tables.log_levels)
-    reckoned = run_memory.PowerCapCheck(tables, memory, math.log(cap_w))
+            memory = memory.record(Observation("k", place, 1.0, power_w), place, lattice.log_levels)
+    reckoned = run_memory.PowerCapCheck(lattice, memory, math.log(cap_w))
     for to in asked:
         room = math.log(cap_w) - least_expected(memory, to)
         assert abs(room) < 1e-9 or reckoned.permits(to) == (room > 0), to

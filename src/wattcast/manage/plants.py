@@ -107,6 +107,11 @@ class Lattice:
         """Return the setting with every knob at its lowest level."""
         return (0,) * len(self.shape)
 
+    @cached_property
+    def log_levels(self) -> tuple[tuple[float, ...], ...]:
+        """Return the logarithms of the levels, by knob."""
+        return tuple(tuple(math.log(value) for value in knob.levels) for knob in self.knobs)
+
     def flat_index(self, settings: Settings) -> int:
         """Return the position of a setting in flat tables, where the last knob varies fastest."""
         return int(np.ravel_multi_index(settings, self.shape))

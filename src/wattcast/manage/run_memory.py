@@ -184,23 +184,13 @@ class SensitivityBeliefs(NamedTuple):
 # Exponents of board power over a knob before anything was measured: the steepest rise to expect going up, and the
 # flattest fall to count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
 # A power limit is power where it binds and nothing where it does not.
-POWER_EXPONENT_UP, POWER_EXPONENT_DOWN = read_knob_facts("power_up"), read_knob_facts("power_down")
+POWER_EXPONENTS = {
+    role: (read_knob_facts("power_up")[role], read_knob_facts("power_down")[role]) for role in KnobRole
+}
 STEEPER_RISE, LEAST_EXPONENT = 1.1, 0.02  # the next rise may be this much steeper than the steepest seen
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
-
-
-class CapTables:
-    """Hold what power is estimated along, worked out once for a lattice."""
-
-    def __init__(self, lattice: Lattice) -> None:
-        self.lattice, roles = lattice, [knob.role for knob in lattice.knobs]
-        self.log_levels: LogLevels = tuple(tuple(math.log(v) for v in knob.levels) for knob in lattice.knobs)
-        # [knob][to][from], differences of log levels
-        self.gaps = tuple(tuple(tuple(to - x for x in row) for to in row) for row in self.log_levels)
-        # By knob: going up and going down, before anything was measured
-        self.exponents = tuple((POWER_EXPONENT_UP[role], POWER_EXPONENT_DOWN[role]) for role in roles)
 
 
 class PowerCapCheck:
@@ -212,10 +202,10 @@ class PowerCapCheck:
     knob adds on the way from there. A setting is judged by adding one column per knob.
     """
 
-    def __init__(self, tables: CapTables, memory: RunMemory, log_cap: float) -> None:
-        self._tables, self._seen, self._log_cap = tables, memory.seen, log_cap
-        # By knob: going up, going down.
-        self._exponents = [h[2:] if h.pairs else e for h, e in zip(memory.knobs, tables.exponents, strict=True)]
+    def __init__(self, lattice: Lattice, memory: RunMemory, log_cap: float) -> None:
+        self._logs, self._seen, self._log_cap = lattice.log_levels, memory.seen, log_cap
+        each = zip(memory.knobs, lattice.knobs, strict=True)
+        self._exponents = [(h.up, h.down) if h.pairs else POWER_EXPONENTS[knob.role] for h, knob in each]
         self._log_powers: list[float] = []
         self._levels: list[Settings] = []  # by knob: the level of every run setting
         self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level
@@ -233,26 +223,25 @@ class PowerCapCheck:
             column = columns.get(key)
             if column is None:
                 which, to = key
-                gaps, (up, down) = self._tables.gaps[which][to], self._exponents[which]
-                column = [(up if level < to else down) * gaps[level] for level in self._levels[which]]
+                logs, (up, down) = self._logs[which], self._exponents[which]
+                column = [(up if level < to else down) * (logs[to] - logs[level]) for level in self._levels[which]]
                 columns[key] = column
             expected = map(add, expected, column)
         return min(expected) <= self._log_cap
 
     def highest_level(self, settings: Settings, which: int) -> int:
         """Return the highest level of one knob that is expected to keep to the cap, from a setting that was run."""
-        logs, room = self._tables.log_levels[which], self._log_cap - self._seen[settings].log_power
+        logs, room = self._logs[which], self._log_cap - self._seen[settings].log_power
         return bisect_right(logs, logs[settings[which]] + room / self._exponents[which][0]) - 1
 
 
 def lower_below_cap(
-    tables: CapTables, seen: Mapping[Settings, SettingRecord], beliefs: SensitivityBeliefs | None, log_cap: float
+    lattice: Lattice, seen: Mapping[Settings, SettingRecord], beliefs: SensitivityBeliefs | None, log_cap: float
 ) -> Settings | None:
     """Choose the next try when every setting so far broke the cap; None when one keeps to it or nothing is left.
 
     All knobs go down together from the setting of least power, the farther the less they matter to the kernel.
     """
-    lattice = tables.lattice
     start = min(seen, key=lambda s: seen[s].log_power)
     missing = seen[start].log_power - log_cap
     if missing <= 0 or start == lattice.bottom:
@@ -266,8 +255,9 @@ def lower_below_cap(
 
     def is_enough(part: int) -> bool:
         to = lower_all(part)
-        each = zip(tables.exponents, tables.gaps, start, to, strict=True)
-        return to != start and sum([down * gaps[a][b] for (_, down), gaps, a, b in each]) >= OVERSHOOT * missing
+        each = zip(lattice.knobs, lattice.log_levels, start, to, strict=True)
+        fall = sum([POWER_EXPONENTS[knob.role][1] * (logs[a] - logs[b]) for knob, logs, a, b in each])
+        return to != start and fall >= OVERSHOOT * missing
 
     to = lower_all(min(bisect_left(range(1, PARTS), True, key=is_enough) + 1, PARTS))
     return to if to != start else lattice.bottom

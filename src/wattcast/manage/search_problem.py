@@ -18,7 +18,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, field
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
-from wattcast.manage.run_memory import CapTables, PowerCapCheck, RunMemory, SensitivityBeliefs
+from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity
 
 # Added to a score per broken bound, plus as much times the excess: more than any gain of a goal is worth, while the
@@ -181,8 +181,7 @@ class SearchProblem:
         self.core = lattice.find_knob(KnobRole.CORE_CLOCK)
         memory = lattice.find_knob(KnobRole.MEMORY_CLOCK)
         self.memory = memory if memory is not None and free[memory] else None  # where the search may turn it
-        self.cap_tables = CapTables(lattice)
-        self.log_levels = self.cap_tables.log_levels
+        self.log_levels = lattice.log_levels
         # Log levels along which run memories keep how power rises, which only a cap asks for.
         self.slope_levels = None if objective.cap_w is None else self.log_levels
         # The lowest level of each knob that no risk is run with, from each of its levels.
@@ -194,7 +193,7 @@ class SearchProblem:
         change, least = 0.75 * tuning.probe_change, tuning.resolution
         self.stride_down, self.stride_up = (self._list_step_levels(change, down) for down in (True, False))
         self.finest_down, self.finest_up = (self._list_step_levels(least, down) for down in (True, False))
-        self._sensing: dict[Settings, tuple[Settings, float] | None] = {}
+        self.sensing_down = self._list_step_levels(tuning.sense_change, True)
 
     def _list_step_levels(self, change: float, down: bool) -> StepLevels:
         knobs = self.lattice.knobs
@@ -202,14 +201,12 @@ class SearchProblem:
 
     def sensing_step(self, start: Settings) -> tuple[Settings, float] | None:
         """Return the sensing step from a setting, one step of the core clock down, and its log ratio."""
-        if start not in self._sensing:
-            which, step = self.core, None
-            if which is not None and self.free[which] and start[which] > 0:
-                here = start[which]
-                to = here - _step_levels(self.lattice.knobs[which], here, True, self.tuning.sense_change)
-                step = move_knob(start, which, to), self.log_levels[which][here] - self.log_levels[which][to]
-            self._sensing[start] = step
-        return self._sensing[start]
+        which = self.core
+        if which is None or not self.free[which] or start[which] == 0:
+            return None
+        here, logs = start[which], self.log_levels[which]
+        to = here - self.sensing_down[which][here]
+        return move_knob(start, which, to), logs[here] - logs[to]
 
 
 class SearchView:
@@ -223,11 +220,9 @@ class SearchView:
         self.problem, self.seen, self.runs, self._memory = problem, memory.seen, memory.runs, memory
         self.knobs, self.held = memory.knobs, memory.held
         capped = check_cap and objective.cap_w is not None
-        self._cap = PowerCapCheck(problem.cap_tables, memory, objective.log_cap) if capped else None
+        self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap) if capped else None
         # Whether a setting may be run: under a cap, only when it is expected to keep to it.
         self.permits: Callable[[Settings], bool] = (lambda _: True) if self._cap is None else self._cap.permits
-        self._near: list[tuple[int | None, int | None] | None] = [None] * len(problem.roles)
-        self._bounds: list[tuple[float, float] | None] = [None] * len(problem.roles)
         self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
         self.open_bounds: dict[Settings, float] = {}  # settings whose time may break a bound or not -> their score
         self.score = self._score_seen()
@@ -327,25 +322,10 @@ class SearchView:
 
     def neighbours(self, which: int) -> tuple[int | None, int | None]:
         """Return the nearest levels of a knob below and above that were tried with all others at their best."""
-        found = self._near[which]
-        if found is None:
-            here, levels = self.best[which], self.knobs[which].levels[self.lines[which].others]
-            found = None, None
-            if len(levels) > 1:
-                i = bisect_left(levels, here)
-                below = levels[i - 1] if i else None
-                above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
-                found = below, above
-            self._near[which] = found
-        return found
-
-    def bounds(self, which: int) -> tuple[float, float]:
-        """Return the lowest and highest sensitivity to a knob that the beliefs allow."""
-        found = self._bounds[which]
-        if found is None:
-            problem = self.problem
-            found = self._bounds[which] = self.beliefs.bounds(problem.roles[which], problem.has_units)
-        return found
+        levels = self.knobs[which].levels[self.lines[which].others]
+        i = bisect_left(levels, self.best[which])
+        above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
+        return levels[i - 1] if i else None, above
 
     def error(self, a: Settings, b: Settings) -> float:
         """Return the standard error of the difference of two scores."""

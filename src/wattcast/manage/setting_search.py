@@ -62,7 +62,7 @@ def choose_next_move(
     if problem.default not in seen and view.permits(problem.default):
         return SearchMove(problem.default, False, "default")
     if view.over_cap:
-        lower = lower_below_cap(problem.cap_tables, seen, beliefs, problem.objective.log_cap)
+        lower = lower_below_cap(problem.lattice, seen, beliefs, problem.objective.log_cap)
         if lower is not None:
             return SearchMove(lower, False, "cap")
     if target is not None and target not in seen and view.permits(target):
@@ -74,8 +74,7 @@ def choose_next_move(
     if (found := _choose_rival(view, problem.tuning.quick_runs)) is not None:
         return SearchMove(found, False, "again")
     if turn == 0:
-        steps, smallest = _list_steps(view)
-        if (found := _choose_fine_step(view, steps) or _choose_smallest_step(view, smallest)) is not None:
+        if (found := _choose_step(view)) is not None:
             return SearchMove(found, False, STEP)
         if problem.objective.cap_w is not None and not settled:
             return SearchMove(view.best, False, TRADING, 1)
@@ -222,9 +221,12 @@ def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineSt
     return FineStep((curvature * at + slope) * at - problem.tuning.worth, which, to, False)
 
 
-def _choose_fine_step(view: SearchView, steps: list[FineStep]) -> Settings | None:
-    """Choose all promising knobs down together, else the most promising single step, else None."""
-    best = view.best
+def _choose_step(view: SearchView) -> Settings | None:
+    """Choose all promising knobs down together, else the most promising single step, else the smallest step.
+
+    The smallest one goes beyond what was tried, where it cannot cost much and a fine step is larger.
+    """
+    (steps, smallest), best = _list_steps(view), view.best
     if len(steps) > 1:
         down = {s.which: s.to for s in steps if s.outer and s.to < best[s.which] and _keeps_cap(view, s)}
         if len(down) > 1:
@@ -234,23 +236,18 @@ def _choose_fine_step(view: SearchView, steps: list[FineStep]) -> Settings | Non
     for step in steps:
         if _keeps_cap(view, step):
             return view.lines[step.which].along[step.to]
+    for which, to in smallest:
+        cheap = _estimate_change(view, which, to) < view.problem.tuning.polish
+        if cheap and (to > best[which] or _is_step_allowed(view, which, to)):
+            settings = view.lines[which].along[to]
+            if view.permits(settings):
+                return settings
     return None
 
 
 def _keeps_cap(view: SearchView, step: FineStep) -> bool:
     """Tell whether a step from the best setting keeps to the cap; downwards from one that does, it always does."""
     return step.to <= view.highest_level(step.which) or (step.to < view.best[step.which] and not view.over_cap)
-
-
-def _choose_smallest_step(view: SearchView, smallest: list[tuple[int, int]]) -> Settings | None:
-    """Choose the smallest step beyond what was tried, where it cannot cost much and a fine step is larger."""
-    best, most = view.best, view.problem.tuning.polish
-    for which, to in smallest:
-        if _estimate_change(view, which, to) < most and (to > best[which] or _is_step_allowed(view, which, to)):
-            settings = view.lines[which].along[to]
-            if view.permits(settings):
-                return settings
-    return None
 
 
 def _trade_knob(view: SearchView, which: int) -> Settings | None:
@@ -283,7 +280,7 @@ def _estimate_change(view: SearchView, which: int, to: int) -> float:
     logs = problem.log_levels[which]
     s, e = _measured_elasticities(view, which, to, logs)
     if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
-        low, high = view.bounds(which)
+        low, high = view.beliefs.bounds(problem.roles[which], problem.has_units)
         s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
     return (problem.time_weight * s - e) * (logs[here] - logs[to])
 
