@@ -99,20 +99,19 @@ def _judge_run(
 ) -> PolicyOutcome:
     application = run.played.application
     order = tables.order(application)
-    settled = run_at_settings(tables, application, run.converged[order])
-    shares: dict[str, float] = {}
-    for ending, played in zip(ENDINGS, (settled, run.played), strict=True):
-        time_s, energy_j = played.total_s, played.total_j + run.idle_j
-        for name, goal in (("ed2", Goal.ED2), ("objective", objective.goal)):
-            power = goal.delay_power
+
+    def judge(played: PlayedRun) -> dict[str, float]:
+        time_s, energy_j, found = played.total_s, played.total_j + run.idle_j, {}
+        for name, power in (("ed2", Goal.ED2.delay_power), ("objective", objective.goal.delay_power)):
             total = energy_j * time_s**power
-            shares[f"{name}_gain_over_default{ending}"] = 1 - total / (base.total_j * base.total_s**power)
-            shares[f"{name}_over_oracle{ending}"] = total / (best.total_j * best.total_s**power) - 1
-        shares[f"slowdown{ending}"] = time_s / base.total_s - 1
-        shares[f"power_saving{ending}"] = 1 - energy_j / time_s / (base.total_j / base.total_s)
-        shares[f"energy_saving{ending}"] = 1 - energy_j / base.total_j
-    # each beside itself with probing, as files have them
-    shares = {name + e: shares[name + e] for name in shares if not name.endswith(ENDINGS[1]) for e in ENDINGS}
+            found[f"{name}_gain_over_default"] = 1 - total / (base.total_j * base.total_s**power)
+            found[f"{name}_over_oracle"] = total / (best.total_j * best.total_s**power) - 1
+        found["slowdown"] = time_s / base.total_s - 1
+        found["power_saving"] = 1 - energy_j / time_s / (base.total_j / base.total_s)
+        return found | {"energy_saving": 1 - energy_j / base.total_j}
+
+    both = judge(run_at_settings(tables, application, run.converged[order])), judge(run.played)
+    shares = {name + end: found[name] for name in both[0] for end, found in zip(ENDINGS, both, strict=True)}
     used = np.unique(run.converged[np.unique(order)])
     settings = tables.lattice.settings_at(int(used[0])) if len(used) == 1 else None
     return PolicyOutcome(run.policy, application, settings, shares)

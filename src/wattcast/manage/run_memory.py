@@ -184,9 +184,8 @@ class SensitivityBeliefs(NamedTuple):
 # Exponents of board power over a knob before anything was measured: the steepest rise to expect going up, and the
 # flattest fall to count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
 # A power limit is power where it binds and nothing where it does not.
-POWER_EXPONENTS = {
-    role: (read_knob_facts("power_up")[role], read_knob_facts("power_down")[role]) for role in KnobRole
-}
+_RISES, _FALLS = read_knob_facts("power_up"), read_knob_facts("power_down")
+POWER_EXPONENTS = {role: (_RISES[role], _FALLS[role]) for role in KnobRole}
 STEEPER_RISE, LEAST_EXPONENT = 1.1, 0.02  # the next rise may be this much steeper than the steepest seen
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs

@@ -13,7 +13,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, Queue
+from concurrent.futures import Future
+from queue import Queue
 from typing import Any, TypeVar
 
 from wattcast.core.errors import MissingTool, Refused, import_extra
@@ -113,26 +114,20 @@ class NvmlCard:
 
     def read(self) -> NvmlReading:
         """Return all readings now; raise ``MissingTool`` when the card is lost."""
-        nvml, handle = self._nvml, self._handle
-        energy = self._optional(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-        power = self._optional(nvml.nvmlDeviceGetPowerUsage, handle)
-        core = self._optional(nvml.nvmlDeviceGetClockInfo, handle, SM_CLOCK)
-        memory = self._optional(nvml.nvmlDeviceGetClockInfo, handle, MEMORY_CLOCK)
-        rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, handle)
-        busy, memory_busy = (rates.gpu / 100.0, rates.memory / 100.0) if rates is not None else (math.nan, math.nan)
-        core_hz, work = _scale_reading(core, 1e6), math.nan
+        nvml = self._nvml
+
+        def read_scaled(factor: float, function: Any, *arguments: int) -> float:
+            value = self._optional(function, self._handle, *arguments)
+            return math.nan if value is None else float(value * factor)
+
+        energy_j = read_scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption)
+        power_w = read_scaled(1e-3, nvml.nvmlDeviceGetPowerUsage)
+        core_hz, memory_hz = (read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, k) for k in (SM_CLOCK, MEMORY_CLOCK))
+        rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, self._handle)
+        use = (math.nan,) * 3 if rates is None else (rates.gpu / 100.0, rates.memory / 100.0, math.nan)
         if self._gpm is not None and (seen := self._optional(self._gpm.read)) is not None:
-            busy, memory_busy, work = seen[0], seen[1], seen[2] * core_hz
-        return NvmlReading(
-            at_s=time.monotonic(),
-            energy_j=_scale_reading(energy, 1e-3),
-            power_w=_scale_reading(power, 1e-3),
-            core_hz=core_hz,
-            memory_hz=_scale_reading(memory, 1e6),
-            busy=busy,
-            memory_busy=memory_busy,
-            work_per_s=work,
-        )
+            use = seen[0], seen[1], seen[2] * core_hz
+        return NvmlReading(time.monotonic(), energy_j, power_w, core_hz, memory_hz, *use)
 
     def set_knob(self, knob: str, value: Any) -> None:
         """Lock the ``core`` or ``memory`` clock to a range in Hz, or set the power ``limit`` in W.
@@ -196,32 +191,28 @@ class _Caller:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._asked: Queue[tuple[Callable[..., Any], tuple[Any, ...], Queue[Any]]] = Queue()
+        self._asked: Queue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = Queue()
         self._hung = False
         threading.Thread(target=self._serve, daemon=True, name="nvml").start()
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._hung:
             raise MissingTool("the driver no longer answers.")
-        answer: Queue[Any] = Queue()
-        self._asked.put((function, arguments, answer))
+        answer: Future[T] = Future()
+        self._asked.put((answer, function, arguments))
         try:
-            ok, value = answer.get(timeout=self._timeout_s)
-        except Empty:
+            return answer.result(self._timeout_s)
+        except TimeoutError:
             self._hung = True
             raise MissingTool(f"the driver has not answered for {self._timeout_s:g} s.") from None
-        if not ok:
-            raise value
-        result: T = value
-        return result
 
     def _serve(self) -> None:
         while True:
-            function, arguments, answer = self._asked.get()
+            answer, function, arguments = self._asked.get()
             try:
-                answer.put((True, function(*arguments)))
+                answer.set_result(function(*arguments))
             except Exception as error:
-                answer.put((False, error))
+                answer.set_exception(error)
 
 
 class _Gpm:
@@ -257,7 +248,3 @@ class _Gpm:
         found = [request.metrics[i] for i in range(len(wanted))]
         values = [m.value / 100.0 if m.nvmlReturn == 0 else math.nan for m in found]
         return values[0], values[1], sum(values[2:])
-
-
-def _scale_reading(value: float | None, factor: float) -> float:
-    return math.nan if value is None else value * factor

@@ -39,7 +39,7 @@ COLUMNS = (
 )
 Array = npt.NDArray[np.float64]
 _MAGIC = 0x57415454
-_HEADER = 16  # int64 words
+HEADER = 16  # int64 words
 _MOST_BYTE = 2**28  # of a recording or a log: a device that is read as one has no end
 MAGIC, CAPACITY, HEAD, STATUS, STOP, ERRORS, PROCESSOR_NS, QUICK = range(8)
 STARTING, SAMPLING, LOST, STOPPED = range(4)
@@ -60,13 +60,13 @@ class SampleRing:
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.path, self.capacity = path, capacity
-        self.header = np.asarray(np.memmap(path, np.int64, "r+", shape=(_HEADER,)))
-        self._rows = np.asarray(np.memmap(path, np.float64, "r+", _HEADER * 8, (capacity, len(COLUMNS))))
+        self.header = np.asarray(np.memmap(path, np.int64, "r+", shape=(HEADER,)))
+        self._rows = np.asarray(np.memmap(path, np.float64, "r+", HEADER * 8, (capacity, len(COLUMNS))))
 
     @classmethod
     def create(cls, path: Path, capacity: int = 2**19) -> SampleRing:
         """Create a ring of ``capacity`` rows."""
-        size = _HEADER * 8 + capacity * len(COLUMNS) * 8
+        size = HEADER * 8 + capacity * len(COLUMNS) * 8
         try:
             with path.open("wb") as stream:
                 stream.truncate(size)

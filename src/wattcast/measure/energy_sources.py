@@ -9,10 +9,12 @@ import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from wattcast.core.errors import MissingTool, unknown_name
 from wattcast.core.records import dataclass
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class AmdSource(EnergySource):
             asic = amdsmi.amdsmi_get_gpu_asic_info(self._handle)
         except amdsmi.AmdSmiException as error:
             raise MissingTool(f"amdsmi answers {error}.") from None
-        driver = self._or({}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle))
+        driver: dict[str, Any] = self._or({}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle))
         return DeviceIdentity(
             str(asic.get("market_name", "AMD GPU")),
             uuid=str(self._or("", lambda: amdsmi.amdsmi_get_gpu_device_uuid(self._handle))),
@@ -227,16 +229,16 @@ class AmdSource(EnergySource):
         return float(value) * float(count["counter_resolution"]) * 1e-6
 
     def sm_clock_hz(self) -> float:
-        return self._number(lambda: self._clock(self._smi.AmdSmiClkType.GFX))
+        return self._read_clock_hz(self._smi.AmdSmiClkType.GFX)
 
     def slow(self) -> SlowReadings:
         sensor = self._smi.AmdSmiTemperatureType.HOTSPOT, self._smi.AmdSmiTemperatureMetric.CURRENT
-        power = self._or({}, lambda: self._smi.amdsmi_get_power_info(self._handle))
+        power: dict[str, Any] = self._or({}, lambda: self._smi.amdsmi_get_power_info(self._handle))
         return SlowReadings(
-            memory_clock_hz=self._number(lambda: self._clock(self._smi.AmdSmiClkType.MEM)),
-            instant_w=_watts(power.get("current_socket_power")),
-            average_w=_watts(power.get("average_socket_power")),
-            temperature_c=self._number(lambda: self._smi.amdsmi_get_temp_metric(self._handle, *sensor)),
+            memory_clock_hz=self._read_clock_hz(self._smi.AmdSmiClkType.MEM),
+            instant_w=self._or(math.nan, lambda: float(power.get("current_socket_power", "N/A"))),
+            average_w=self._or(math.nan, lambda: float(power.get("average_socket_power", "N/A"))),
+            temperature_c=self._or(math.nan, lambda: float(self._smi.amdsmi_get_temp_metric(self._handle, *sensor))),
         )
 
     def close(self) -> None:
@@ -244,25 +246,15 @@ class AmdSource(EnergySource):
             with contextlib.suppress(self._smi.AmdSmiException):
                 self._smi.amdsmi_shut_down()
 
-    def _clock(self, domain: Any) -> float:
-        return float(self._smi.amdsmi_get_clock_info(self._handle, domain)["clk"]) * 1e6
+    def _read_clock_hz(self, domain: Any) -> float:
+        return self._or(math.nan, lambda: float(self._smi.amdsmi_get_clock_info(self._handle, domain)["clk"]) * 1e6)
 
-    def _number(self, call: Any) -> float:
-        try:
-            return float(call())
-        except (self._smi.AmdSmiException, TypeError, ValueError):
-            return math.nan
-
-    def _or(self, otherwise: Any, call: Any) -> Any:
+    def _or(self, otherwise: T, call: Callable[[], T]) -> T:
+        """Return what a call gives; ``otherwise`` where it fails, or gives the text N/A for a number."""
         try:
             return call()
-        except self._smi.AmdSmiException:
+        except (self._smi.AmdSmiException, TypeError, ValueError):
             return otherwise
-
-
-def _watts(value: object) -> float:
-    """Return the watts that amdsmi gives as a number; NaN where it gives the text ``N/A``."""
-    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 ROOT = Path("/sys/class/powercap")

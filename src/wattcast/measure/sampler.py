@@ -48,6 +48,7 @@ class Sampler:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ring: SampleRing | None = None
+        self._header = np.zeros(layout.HEADER, np.int64)  # the ring's, once there is one
         self.identity = DeviceIdentity("")
 
     def __enter__(self) -> Sampler:
@@ -63,6 +64,7 @@ class Sampler:
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
         self._ring = SampleRing.create(path)
+        self._header = self._ring.header
         order = json.dumps(self._order | {"ring": str(path)})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "wattcast.measure.polling_process", order],
@@ -87,8 +89,7 @@ class Sampler:
 
     def stop(self) -> None:
         """End the polling process; kills it when it does not listen."""
-        if self._ring is not None:
-            self._ring.header[layout.STOP] = 1
+        self._header[layout.STOP] = 1
         if self._process is not None:
             try:
                 self._process.wait(1.0)
@@ -111,14 +112,14 @@ class Sampler:
     @property
     def healthy(self) -> bool:
         """Whether samples still come in and the device is there."""
-        if self._ring is None or self._process is None or self._process.poll() is not None:
+        if self._process is None or self._process.poll() is not None:
             return False
-        return self.silence_s < SILENCE_S and int(self._ring.header[layout.STATUS]) == layout.SAMPLING
+        return self.silence_s < SILENCE_S and int(self._header[layout.STATUS]) == layout.SAMPLING
 
     @property
     def lost(self) -> bool:
         """Whether the device has vanished."""
-        return self._ring is not None and int(self._ring.header[layout.STATUS]) == layout.LOST
+        return int(self._header[layout.STATUS]) == layout.LOST
 
     @property
     def silence_s(self) -> float:
@@ -129,22 +130,21 @@ class Sampler:
     @property
     def errors(self) -> int:
         """Readings that failed so far."""
-        return int(self._ring.header[layout.ERRORS]) if self._ring is not None else 0
+        return int(self._header[layout.ERRORS])
 
     def quick(self, wanted: bool) -> None:
         """Read the counter as quickly as it goes, around a moment that matters; costs processor time."""
-        if self._ring is not None:
-            self._ring.header[layout.QUICK] = int(wanted)
+        self._header[layout.QUICK] = int(wanted)
 
     @property
     def processor_s(self) -> float:
         """Processor time the polling process has used since its first reading."""
-        return float(self._ring.header[layout.PROCESSOR_NS]) * 1e-9 if self._ring is not None else 0.0
+        return float(self._header[layout.PROCESSOR_NS]) * 1e-9
 
     @property
     def head(self) -> int:
         """Number of samples so far; give it to ``since`` later."""
-        return int(self._ring.header[layout.HEAD]) if self._ring is not None else 0
+        return int(self._header[layout.HEAD])
 
     def since(self, mark: int) -> EnergySamples:
         """Return the samples from number ``mark`` on."""

@@ -118,8 +118,7 @@ def _make_window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRul
         flags.append("late_polls")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")
-    harmful = [reason for reason in held.throttle if reason not in BENIGN]
-    flags += [f"throttle_{reason}" for reason in harmful]
+    flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
     return SettledWindow(held, inside, tuple(flags))
 
 

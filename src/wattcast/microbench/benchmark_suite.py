@@ -56,6 +56,11 @@ def find_benchmarks(names: list[str]) -> list[Benchmark]:
     return [b for b in list_benchmarks() if not names or {b.name, b.group, b.curve} & set(names)]
 
 
+def list_transfers(names: list[str]) -> list[str]:
+    """List the driver's own copies of these names, or all where none is named."""
+    return [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+
+
 def _put_value(line: Any, n: int | float | str) -> Any:
     """Put a value in the place of ``{n}``."""
     if isinstance(line, dict):

@@ -60,6 +60,8 @@ class MicroCampaign:
     kind: str  # name of the file: microbench or multimedia
     deadline_s: float
     since: str = ""  # rows that failed after this moment are not tried again
+    repeats: int = 1  # rounds
+    quick: bool = False  # shorter windows
     bench: DeviceBench | None = None
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_info, make_run_name, say, take_window
 from wattcast.microbench import benchmark_kernels, microbench_campaign, multimedia_clip, unit_work
 from wattcast.microbench.benchmark_kernels import DeviceBench, DeviceBuffers, sustain_load
-from wattcast.microbench.benchmark_suite import TRANSFERS, find_benchmarks
+from wattcast.microbench.benchmark_suite import find_benchmarks, list_transfers
 from wattcast.microbench.microbench_campaign import CompiledKernels, MicroCampaign, MicroTask, write_heartbeat
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.unit_source import Benchmark
@@ -67,14 +67,15 @@ def microbench(
         found = find_benchmarks(names)
         told = (f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in found)
         lines = [f"{b.name:24} {b.group:11} {text}" for b, text in zip(found, told, strict=True)]
-        copies = [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+        copies = list_transfers(names)
         lines += [f"{name:24} {'transfer':11} copy by the driver" for name in copies]
         return VerbResult([*(b.name for b in found), *copies], "\n".join(lines))
     folder = _open_folder(out, repeats, None if counters or target else before)
     if target:
         return VerbResult(note=f"counted {unit_work.count_kernels(folder, budget_s, names, before)} kernels")
     if child:
-        return VerbResult(exit_code=run_child("microbench", folder, budget_s, repeats, since, quick, names))
+        campaign = MicroCampaign(folder, "microbench", time.monotonic() + budget_s, since, repeats, quick)
+        return VerbResult(exit_code=run_child(campaign, names))
     find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
     if counters:
         return VerbResult(unit_work.collect_unit_counters(folder, budget_s, names, before))
@@ -97,7 +98,8 @@ def multimedia(
     if frames < 3:
         raise bad_value("--frames", "three frames or more", frames)
     if child:
-        return VerbResult(exit_code=run_child("multimedia", folder, budget_s, repeats, since, quick, frames=frames))
+        campaign = MicroCampaign(folder, "multimedia", time.monotonic() + budget_s, since, repeats, quick)
+        return VerbResult(exit_code=run_child(campaign, frames=frames))
     options = ["--repeats", str(repeats), "--frames", str(frames), *(["--quick"] if quick else [])]
     return _supervise(folder, "multimedia", options, budget_s)
 
@@ -128,18 +130,9 @@ def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> Ver
     return VerbResult(dict(sorted(counts.items())), exit_code=0 if counts["measured"] else 4)
 
 
-def run_child(
-    kind: str,
-    out: Path,
-    budget_s: float,
-    repeats: int,
-    since: str,
-    quick: bool,
-    names: Sequence[str] = (),
-    frames: int = multimedia_clip.FRAMES,
-) -> int:
+def run_child(campaign: MicroCampaign, names: Sequence[str] = (), frames: int = multimedia_clip.FRAMES) -> int:
     """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context was lost."""
-    campaign = MicroCampaign(out, kind, time.monotonic() + budget_s, since)
+    out, kind = campaign.out, campaign.kind
     with Sampler("nvml") as sampler:
         write_heartbeat(out, "starting", kind)
         run = make_run_name()
@@ -148,16 +141,16 @@ def run_child(
             campaign.run([make_idle_task(sampler, run, "idle_context_off", 0), busy])
         device = CudaDevice.open()
         campaign.bench = bench = DeviceBench(device, sampler, run)
-        if quick:
+        if campaign.quick:
             bench.rule = replace(bench.rule, least_ticks=5, least_s=0.9)
         sms, l2_byte, cuda = device.sm_count, device.l2_byte, microbench_campaign.nvrtc_version()
         info = make_run_info(run, sampler.identity, sm_count=sms, l2_byte=l2_byte, cuda=cuda)
         Journal(out / "runs.jsonl", key="run").append(info)
         try:
             if kind == "microbench":
-                _measure_suite(campaign, bench, list(names), repeats, quick)
+                _measure_suite(campaign, bench, list(names))
             else:
-                _measure_workloads(campaign, bench, frames, repeats, quick)
+                _measure_workloads(campaign, bench, frames)
             sampler.since(0).save(out / f"samples-{kind}.npz")
         except DeviceFault as error:
             say(f"the device context is lost: {error}")
@@ -193,7 +186,7 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
         return None
 
 
-def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str], repeats: int, quick: bool) -> None:
+def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]) -> None:
     device, benchmarks = bench.device, find_benchmarks(names)
     on_file = campaign.journal.ids
     compiled = CompiledKernels(device.architecture)
@@ -207,7 +200,7 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
         (warming,) = find_benchmarks(["fp32_fma"])  # to the working temperature: a cold card leaks less
         ready = benchmark_kernels.prepare_benchmark(warming, buffers, compiled.cubin(warming))
         iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
-        end_s = time.monotonic() + (0.5 if quick else WARM_S)
+        end_s = time.monotonic() + (0.5 if campaign.quick else WARM_S)
         while time.monotonic() < end_s:
             for _ in range(5):
                 ready.launch(iterations)
@@ -215,16 +208,15 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
         device.unload(ready.kernel)
         bench.idle_power_w = measure_idle_w(bench)
         seen: dict[str, MicroRow] = {}  # rows of an earlier round
-        idle_s = 0.75 if quick else IDLE_S
-        transfers = [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+        transfers = list_transfers(names)
         if int(device.call("cuDeviceGetCount")) < 2 and "peer_copy" not in names:
             transfers = [name for name in transfers if name != "peer_copy"]
-        for repeat in range(repeats):
-            wanted = [b for b in supported if not (repeat and b.once)]
+        for repeat in range(campaign.repeats):
+            idle_s = 0.75 if campaign.quick else IDLE_S
             tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
+            wanted = (b for b in supported if not (repeat and b.once))
             tasks += [make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in wanted]
-            copies = [make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers]
-            tasks[6:6] = copies
+            tasks[6:6] = [make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers]
             campaign.run(tasks)
     finally:
         compiled.stop()
@@ -315,20 +307,20 @@ def make_transfer_task(
     return MicroTask(blank, measure)
 
 
-def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int, repeats: int, quick: bool) -> None:
+def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int) -> None:
     clip = multimedia_clip.MediaClip.make(bench.device, frames)
     for name in multimedia_clip.NAMES:  # before anything runs long; what fails here fails its own rows only
         write_heartbeat(campaign.out, f"checking {name}", "multimedia")
         with contextlib.suppress(multimedia_clip.ClipCheckFailed):
             clip.check(name)
     write_heartbeat(campaign.out, "warming up", "multimedia")
-    end_s = time.monotonic() + (0.3 if quick else MULTIMEDIA_WARM_S)
+    end_s = time.monotonic() + (0.3 if campaign.quick else MULTIMEDIA_WARM_S)
     while time.monotonic() < end_s:
         clip.enqueue("dct_fp32_cached")
         clip.enqueue("motion")
         bench.device.synchronize()
     bench.idle_power_w = measure_idle_w(bench)
-    for repeat in range(repeats):
+    for repeat in range(campaign.repeats):
         campaign.run(list_multimedia_tasks(bench, clip, repeat))
 
 

@@ -345,26 +345,21 @@ class _Feeder:
         """Host time a new request takes before it is scheduled."""
         return self._spent_s / len(self.names) if self.names else 0.0
 
-    def feed(self) -> None:
-        """Add prompts where none waits."""
-        if not self._point.prompts or self._backlog > 0:
-            return
-        began_s = self._bench.recorder.clock()
-        for _ in range(self._point.prompts):
-            ids = self._pool[len(self.names) % len(self._pool)]
-            self.names.append(self._bench.add(ids, 1, self._point.temperature))
-            self._backlog += len(ids)
-        self._spent_s += self._bench.recorder.clock() - began_s
-
     def run_until(self, until_s: float) -> None:
-        """Step the engine, fed before each step."""
-        recorder = self._bench.recorder
+        """Step the engine, fed before each step where no prompt waits."""
+        recorder, point = self._bench.recorder, self._point
         while recorder.clock() < until_s:
-            self.feed()
+            if point.prompts and self._backlog <= 0:
+                began_s = recorder.clock()
+                for _ in range(point.prompts):
+                    ids = self._pool[len(self.names) % len(self._pool)]
+                    self.names.append(self._bench.add(ids, 1, point.temperature))
+                    self._backlog += len(ids)
+                self._spent_s += recorder.clock() - began_s
             number = len(recorder.records)
             recorder.step()
             if len(recorder.records) > number:
-                self._backlog -= max(recorder.records[-1].tokens - self._point.batch, 0)
+                self._backlog -= max(recorder.records[-1].tokens - point.batch, 0)
 
 
 def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:

@@ -361,7 +361,15 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
             flags = (f"not captured: {type(error).__name__}: {error}"[:200],)
             row = replace(row, graph=False)
     try:
-        burst_s, once_s = _measure_burst(bench, load, once_s)
+        device.issue(load, 1)  # then a burst, after a rest
+        device.synchronize()
+        time.sleep(REST_S)
+        top_hz = bench.sampler.identity.top_clock_hz
+        at_top = not top_hz or await_clock(bench.sampler, TOP_SHARE * top_hz, CLIMB_S)
+        count = int(min(max(BURST_S / max(once_s, 1e-6), 2), 40))
+        count = 1 if once_s * (count + 1) > LONGEST_BURST_S else count
+        once_s = float(np.median(campaign_engine.time_calls(device, load, count)))
+        burst_s = once_s if at_top and once_s * 2 <= LONGEST_BURST_S else None
         per_chunk = max(int(CHUNK_S / max(once_s, 1e-6)), 1)
         held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
     finally:
@@ -371,21 +379,6 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
     fields |= {"flags": (*flags, *fields["flags"]), "energy_j": fields["power_w"] * fields["latency_s"]}
     fields |= {"iterations": per_chunk * held.chunks, "peak_memory_byte": device.peak_byte}
     return replace(row, **fields, burst_latency_s=burst_s)
-
-
-def _measure_burst(bench: OperatorBench, load: Callable[[], Any], guess_s: float) -> tuple[float | None, float]:
-    """Return the median time of an iteration after a rest, None where one is too long, and a time to plan with."""
-    device = bench.gpu
-    device.issue(load, 1)
-    device.synchronize()
-    time.sleep(REST_S)
-    top_hz = bench.sampler.identity.top_clock_hz
-    at_top = not top_hz or await_clock(bench.sampler, TOP_SHARE * top_hz, CLIMB_S)
-    count = int(min(max(BURST_S / max(guess_s, 1e-6), 2), 40))
-    if guess_s * (count + 1) > LONGEST_BURST_S:
-        count = 1
-    median_s = float(np.median(campaign_engine.time_calls(device, load, count)))
-    return (median_s if at_top and median_s * 2 <= LONGEST_BURST_S else None), median_s
 
 
 ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
