@@ -102,7 +102,7 @@ def rms_norm(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     rows, dim, residual, quant = o["rows"], o["dim"], o["residual"], o["quant"]
     native = torch.ops._C
     byte = rows * dim * (2 + 4 * residual + (1 if quant else 2 - 2 * residual))
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     xs = [builder.scratch("bf16", rows, dim) for _ in range(sets)]
     kept = [builder.scratch("bf16", rows, dim) for _ in range(sets if residual else 0)]
     weight = builder.activations.take("bf16", dim)
@@ -131,7 +131,7 @@ def silu_and_mul(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o = builder.torch, spec.operator
     rows, dim, quant = o["rows"], o["dim"], o["quant"]
     byte = rows * dim * (5 if quant else 6)
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     xs = [builder.operands.take("bf16", rows, 2 * dim) for _ in range(sets)]
     out = torch.empty(rows, dim, dtype=torch.float8_e4m3fn if quant else torch.bfloat16, device=xs[0].device)
     scale = torch.ones(1, dtype=torch.float32, device=out.device)
@@ -152,7 +152,7 @@ def rotary(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     o = spec.operator
     rows, heads, kv_heads, dim = o["rows"], o["heads"], o["kv_heads"], o["head_dim"]
     byte = 4 * rows * (heads + kv_heads) * dim
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     pairs = [
         (builder.scratch("bf16", rows, heads * dim), builder.scratch("bf16", rows, kv_heads * dim))
         for _ in range(sets)
@@ -175,7 +175,7 @@ def cache_write(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     rows, kv_heads, dim, fp8 = o["rows"], o["kv_heads"], o["head_dim"], o["kv_dtype"] == "fp8"
     blocks = rows // 16 + 16
     byte = 2 * rows * kv_heads * dim * (3 if fp8 else 4)
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     k, v = (builder.activations.take("bf16", rows, kv_heads, dim) for _ in "kv")
     caches = [builder.operands.take(o["kv_dtype"], blocks, 2, 16, kv_heads, dim) for _ in range(sets)]
     caches = [cache.view(torch.uint8) if fp8 else cache for cache in caches]
@@ -196,7 +196,7 @@ def quantize(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o = builder.torch, spec.operator
     rows, dim, mode = o["rows"], o["dim"], o["mode"]
     byte = rows * dim * 3
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     xs = [builder.operands.take("bf16", rows, dim) for _ in range(sets)]
     if mode == "block":
         from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
@@ -228,7 +228,7 @@ def route(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
         scores = builder.operands.take("bf16", rows, experts).float()
         bias = torch.zeros(experts, dtype=torch.float32, device=device)
         return OperatorCall(lambda i: ops.grouped_topk(scores, 8, 4, top_k, True, 2.5, bias, 1), 1, byte, 0)
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     many = [builder.operands.take("bf16", rows, experts) for _ in range(sets)]
     shares = torch.empty(rows, top_k, dtype=torch.float32, device=device)
     ids, places = (torch.empty(rows, top_k, dtype=torch.int32, device=device) for _ in "ab")
@@ -251,7 +251,7 @@ def sampling(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o = builder.torch, spec.operator
     rows, vocabulary, mode = o["rows"], o["dim"], o["mode"]
     byte = 2 * rows * vocabulary
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     logits = [builder.operands.take("bf16", rows, vocabulary) for _ in range(sets)]
     if mode == "greedy":
         return OperatorCall(lambda i: logits[i % sets].to(torch.float32).argmax(dim=-1), sets, 0, byte)
@@ -277,7 +277,7 @@ def compiled(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     function = _compiled_function(builder, name)
     gated = name.startswith("silu")
     byte = rows * dim * (6 if gated else 8 if "add" in name else 4)
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     xs = [builder.operands.take("bf16", rows, (2 if gated else 1) * dim) for _ in range(sets)]
     others = [builder.operands.take("bf16", rows, dim) for _ in range(0 if gated else sets)]
     weight = builder.activations.take("bf16", dim)

@@ -79,7 +79,7 @@ def scaled_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
 
     torch, o = builder.torch, spec.operator
     m, n, k = o["m"], o["n"], o["k"]
-    sets = builder.sets(spec, n * k, True)
+    sets = builder.sets(n * k, True)
     x = builder.activations.take("fp8", m, k)
     weights = [builder.operands.take("fp8", n, k).t() for _ in range(sets)]
     tensor = o["scales"] == "tensor"
@@ -99,7 +99,7 @@ def block_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     torch, o = builder.torch, spec.operator
     m, n, k = o["m"], o["n"], o["k"]
     deep = o["kernel"] == "deepgemm"
-    sets = builder.sets(spec, n * k, True)
+    sets = builder.sets(n * k, True)
     x, scale_a = per_token_group_quant_fp8(
         builder.activations.take("bf16", m, k),
         _BLOCK,
@@ -141,7 +141,7 @@ def weight_only_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorC
     if fp8 and o["kernel"] != "marlin":
         raise BadInput(f"weight-only fp8 runs by Marlin, not by {o['kernel']}.")
     weight_byte = n * k if fp8 else n * k // 2
-    sets = builder.sets(spec, weight_byte, True)
+    sets = builder.sets(weight_byte, True)
     x = builder.activations.take("bf16", m, k)
     groups = 1 if group < 0 else k // group
     scales = torch.full((groups, n), 0.01, dtype=torch.bfloat16, device=x.device)
@@ -214,7 +214,7 @@ def fused_experts(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     ids = route_tokens(tokens, experts, top_k, o["routing"])
     active = len(np.unique(ids))
     touched = active * set_byte // experts
-    weight_sets = builder.sets(spec, touched if 2 * active > experts else set_byte, True)
+    weight_sets = builder.sets(touched if 2 * active > experts else set_byte, True)
     turns = list_expert_turns(ids, experts, weight_sets * set_byte / experts, builder.l2_byte)
     routed = [builder.integers((ids + turn) % experts) for turn in turns]
     scale = 1.0 if builder.operands.pattern == "tiny" else hidden**-0.5
@@ -277,7 +277,7 @@ def paged_attention(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     cu_q = builder.integers(np.concatenate([[0], np.cumsum(q_lens)]))
     seqused = builder.integers(np.array(kv_lens))
     cache_byte = 2 * blocks * page * kv_heads * dim * torch_dtype(torch, o["kv_dtype"]).itemsize
-    sets = builder.sets(spec, cache_byte, spec.rotated == "all")
+    sets = builder.sets(cache_byte, spec.rotated == "all")
     caches = [builder.operands.take(o["kv_dtype"], blocks, 2, page, kv_heads, dim).unbind(1) for _ in range(sets)]
     q = builder.activations.take(o["kv_dtype"], tokens, heads, dim)
     out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16, device=q.device)
@@ -460,7 +460,7 @@ def _latent_caches(builder: EngineBuilder, spec: OperatorSpec) -> tuple[list[Any
     o = spec.operator
     width, blocks = o["latent"] + o["rope"], o["batch"] * -(-o["kv_len"] // o["page"])
     byte = blocks * o["page"] * width * torch_dtype(builder.torch, o["kv_dtype"]).itemsize
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     return [builder.operands.take(o["kv_dtype"], blocks, o["page"], width) for _ in range(sets)], sets, byte
 
 

@@ -83,8 +83,8 @@ def test_weights_rotate_until_they_pass_the_cache_and_activations_stay(builder: 
 
 
 def test_the_number_of_sets_is_bounded(builder: CallBuilder) -> None:
-    assert builder.sets(read_kernel_plan()[0], 1.0, True) == MOST_SETS
-    assert builder.sets(read_kernel_plan()[0], 1e12, True) == 1
+    assert builder.sets(1.0, True) == MOST_SETS
+    assert builder.sets(1e12, True) == 1
 
 
 def test_patterns_fill_the_pools() -> None:

@@ -112,7 +112,6 @@ class CudaDevice:
     shared_byte: int  # of a block, at most
     stream: Any
     _events: list[Any] = field(default_factory=list)
-    _held: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def open(cls, index: int = 0) -> CudaDevice:
@@ -162,15 +161,12 @@ class CudaDevice:
     def allocate(self, size: int) -> int:
         """Allocate device memory and return its address."""
         try:
-            address = int(self.call("cuMemAlloc", size))
+            return int(self.call("cuMemAlloc", size))
         except CudaError as error:
             raise CudaError(f"{size / 2**20:.0f} MiB of device memory could not be had: {error}") from None
-        self._held[address] = size
-        return address
 
     def free(self, address: int) -> None:
         """Give memory back."""
-        self._held.pop(address, None)
         self.call("cuMemFree", address)
 
     def upload(self, address: int, values: Bytes) -> None:
@@ -223,9 +219,8 @@ class CudaDevice:
         types: tuple[Any, ...] = ARGUMENT_TYPES,
     ) -> None:
         """Put one launch on the stream."""
-        arguments = (values, types)
         shape = (blocks, 1, 1, threads, 1, 1, kernel.shared_byte)
-        self.call("cuLaunchKernel", kernel.function, *shape, self.stream, arguments, 0)
+        self.call("cuLaunchKernel", kernel.function, *shape, self.stream, (values, types), 0)
 
     def mark(self) -> DeviceEvent:
         """Record an event now and return it; events are used again after ``recycle``."""

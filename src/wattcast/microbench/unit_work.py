@@ -358,18 +358,15 @@ def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
 def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
     """Launch every kernel under ``ncu``; return how many were counted."""
     deadline_s = time.monotonic() + budget_s
-    device = CudaDevice.open()
-    counted = 0
-    have = read_counted_ids(out)
-    if not only or "multimedia" in only:
-        counted += _count_multimedia(device, have)
+    device, have = CudaDevice.open(), read_counted_ids(out)
+    counted = _count_multimedia(device, have) if not only or "multimedia" in only else 0
     compiled = CompiledKernels(device.architecture)
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
-    names = [name for name in only if name != "multimedia"]
-    wanted = [b for b in find_benchmarks(names) if b.supported(device.architecture) and b.name not in have]
-    wanted = [b for b in wanted if not b.timed]
-    known = read_counted_ids(before) if before is not None else set()
-    wanted = order_benchmarks(wanted, known) if names or not only else []
+    names, wanted = [name for name in only if name != "multimedia"], list[Benchmark]()
+    if names or not only:
+        able = (b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed)
+        known = read_counted_ids(before) if before is not None else set()
+        wanted = order_benchmarks((b for b in able if b.name not in have), known)
     for place, benchmark in enumerate(wanted):
         if time.monotonic() > deadline_s:
             say(f"counters: budget spent after {place} of {len(wanted)} kernels")

@@ -248,8 +248,7 @@ def run_engine_campaign(
                 counts["models left for another call"] += 1
                 continue
             child = ready.pop(model.name, None) or start(request, model)
-            following = waiting[place + 1 : place + 2]
-            for later in following:
+            for later in waiting[place + 1 : place + 2]:
                 if left_s > model.start_s + later.start_s + 3.0 * LEAST_WORK_S:
                     ready[later.name] = start(request, later)
             say(f"{model.name}: starting, {left_s:.0f} s left")

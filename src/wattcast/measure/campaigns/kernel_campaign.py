@@ -281,14 +281,14 @@ PREFIX = "wattcast:"
 def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list[NameRow]:
     """Record the kernels of each operator of a batch; an operator that fails gets a row with its error."""
     torch = gpu.torch
-    errors: dict[str, str] = {}
     ready: list[OperatorSpec] = []
+    failed: list[NameRow] = []
     for spec in specs:
         try:
             gpu.build(spec).run(0)
             ready.append(spec)
         except Exception as error:
-            errors[spec.id] = f"{type(error).__name__}: {error}"[:300]
+            failed.append(NameRow(spec.id, run=run, error=f"{type(error).__name__}: {error}"[:300]))
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
@@ -316,7 +316,7 @@ def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list
                 error="" if events else "no kernel seen",
             )
         )
-    return rows + [NameRow(spec_id, run=run, error=text) for spec_id, text in errors.items()]
+    return rows + failed
 
 
 def kernels_by_range(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

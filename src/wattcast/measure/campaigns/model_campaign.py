@@ -297,15 +297,15 @@ def eager_settings(torch: Any) -> Iterator[None]:
         (masking_utils, "find_packed_sequence_indices", lambda *_, **__: None),
         (torch, "tensor", fill_scalar),
     ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted if hasattr(owner, name)]
+    wanted = [change for change in wanted if hasattr(*change[:2])]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
     try:
-        for owner, name, value in wanted:
-            if hasattr(owner, name):
-                setattr(owner, name, value)
+        for change in wanted:
+            setattr(*change)
         yield
     finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        for change in before:
+            setattr(*change)
 
 
 LONGEST_NAME = 200

@@ -14,6 +14,7 @@ gradient needs from its forward pass is computed once, when the call is built.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -115,11 +116,9 @@ class CallBuilder:
     operands: OperandPools
     l2_byte: float
 
-    def sets(self, spec: OperatorSpec, byte: float, rotate: bool) -> int:
+    def sets(self, byte: float, rotate: bool) -> int:
         """Return how many operand sets of ``byte`` each exceed three times the L2; one when not rotating."""
-        if not rotate:
-            return 1
-        return max(1, min(math.ceil(L2_TIMES * self.l2_byte / max(byte, 1.0)), MOST_SETS))
+        return max(1, min(math.ceil(L2_TIMES * self.l2_byte / max(byte, 1.0)), MOST_SETS)) if rotate else 1
 
     def image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
         """Return (pictures, channels, rows, columns) with channels outermost or innermost in memory."""
@@ -152,7 +151,7 @@ def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     o, n = spec.operator, spec.operator["n"]
     width, out = (torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize for name in ("dtype", "out_dtype"))
     byte = o.get("read", _count_inputs(o["function"]) * n * width) + o.get("write", n * out)
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     runs: list[Run] = [getattr(ElementwiseOperands(builder, spec), spec.detail["form"])() for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
 
@@ -226,12 +225,8 @@ class ElementwiseOperands:
         if self.inputs == 1 and not masked:  # a small tensor spread out
             spread = small.expand(whole)
             return lambda: apply(spread)
-        given = [self.take(*whole)]
-        if self.function == "where":
-            mask = small > 0
-            given += [self.take(*whole), mask]
-        else:
-            given.append(small > 0 if masked else small)
+        given = [self.take(*whole) for _ in range(2 if self.function == "where" else 1)]
+        given.append(small > 0 if masked else small)
         return lambda: apply(*given)
 
     def transposed(self) -> Run:
@@ -373,7 +368,7 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     if o.get("turned"):  # the gradient of a weight: both operands have k outermost
         left, right = builder.operands.take(dtype, k, m), builder.operands.take(dtype, k, n)
         return OperatorCall(lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0)
-    sets = builder.sets(spec, n * k * width, spec.rotated != "none")
+    sets = builder.sets(n * k * width, spec.rotated != "none")
     x = builder.operands.take(dtype, m, k)
     b = builder.operands.take("bf16" if dtype == "fp8" else dtype, n) if bias else None
     ws = [builder.operands.take(dtype, *((k, n) if spec.layout == "nn" else (n, k))) for _ in range(sets)]
@@ -392,12 +387,10 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    torch, o, take = builder.torch, spec.operator, partial(builder.operands.take, spec.operator["dtype"])
     b, m, n, k = o["b"], o["m"], o["n"], o["k"]
-    left = builder.operands.take(dtype, *((b, k, m) if spec.layout == "tn" else (b, m, k)))
-    left = left.transpose(1, 2) if spec.layout == "tn" else left
-    right = builder.operands.take(dtype, *((b, n, k) if spec.layout == "nt" else (b, k, n)))
-    right = right.transpose(1, 2) if spec.layout == "nt" else right
+    left = take(b, k, m).transpose(1, 2) if spec.layout == "tn" else take(b, m, k)
+    right = take(b, n, k).transpose(1, 2) if spec.layout == "nt" else take(b, k, n)
     footprint = (left.numel() + right.numel() + b * m * n) * left.element_size()
     return OperatorCall(lambda i: torch.bmm(left, right), 1, footprint, 0)
 
@@ -410,7 +403,7 @@ def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     direction, last, weight = o.get("direction", "forward"), o["channels_last"], k * (c // groups) * r * s
     width = torch_dtype(torch, dtype).itemsize
     byte = (n * c * h * w + n * k * p * q) * width, weight * width
-    sets = builder.sets(spec, weight * width, direction != "wgrad" and spec.rotated != "none")
+    sets = builder.sets(weight * width, direction != "wgrad" and spec.rotated != "none")
     image = builder.image(dtype, n, c, h, w, last)
     grad = builder.image(dtype, n, k, p, q, last) if direction != "forward" else None
     filters = [builder.image(dtype, k, c // groups, r, s, last) for _ in range(sets)]
@@ -429,7 +422,7 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     rows, dim, kind, dtype = o["rows"], o["dim"], o["op"], torch_dtype(torch, o["dtype"])
     out = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
     byte = rows * dim * (3 * dtype.itemsize if o.get("backward") else dtype.itemsize + out.itemsize)
-    sets = builder.sets(spec, byte, spec.rotated == "all")
+    sets = builder.sets(byte, spec.rotated == "all")
     aten, functional = torch.ops.aten, torch.nn.functional
     weight, bias = (None, None) if o.get("backward") else (take(o["dtype"], dim) for _ in range(2))
 
@@ -473,25 +466,22 @@ def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
         k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv")
         run = _make_attention_gradient(torch, grad, (q, k, v), chance, bool(o["causal"]), backend)
         return OperatorCall(lambda i: run(), 1, 2 * (query_byte + cache_byte), 0)
-    sets = builder.sets(spec, cache_byte, spec.rotated == "all")
+    sets = builder.sets(cache_byte, spec.rotated == "all")
     kvs = [[builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
     options: dict[str, Any] = {"is_causal": o["causal"], "enable_gqa": heads != kv_heads, "dropout_p": chance}
     sdpa = torch.nn.functional.scaled_dot_product_attention
+    choose_backend: Callable[[], Any] = contextlib.nullcontext
+    if backend != "default":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+        choose_backend = partial(sdpa_kernel, wanted)
 
     def attend(i: int) -> Any:
-        return sdpa(q, *kvs[i % sets], **options)
+        with choose_backend():
+            return sdpa(q, *kvs[i % sets], **options)
 
-    if backend == "default":
-        return OperatorCall(attend, sets, query_byte, cache_byte)
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
-
-    def force_backend(i: int) -> Any:
-        with sdpa_kernel(wanted):
-            return attend(i)
-
-    return OperatorCall(force_backend, sets, query_byte, cache_byte)
+    return OperatorCall(attend, sets, query_byte, cache_byte)
 
 
 def _make_attention_gradient(
