@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from wattcast.core.errors import BadInput, bad_value, check_names, clip_text, unknown_name
-from wattcast.core.records import dataclass, field, fields, replace
+from wattcast.core.errors import BadInput, MissingTool, Refused, bad_value, check_names, clip_text, unknown_name
+from wattcast.core.records import asdict, dataclass, field, fields, replace
 from wattcast.core.units import Dtype
 
-__all__ = ["BadInput", "Dtype", "bad_value", "check_names", "clip_text", "files", "unknown_name"]
-__all__ += ["dataclass", "field", "fields", "replace"]
+__all__ = ["BadInput", "Dtype", "MissingTool", "Refused", "bad_value", "check_names", "clip_text", "files"]
+__all__ += ["asdict", "dataclass", "field", "fields", "replace", "unknown_name"]
 
 
 def files(package: str) -> Path:

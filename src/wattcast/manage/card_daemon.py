@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import msgspec
 
-from wattcast.core import units
-from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError
-from wattcast.core.records import dataclass
+from wattcast.core import MissingTool, Refused, dataclass, units
+from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.manage import card_notes
 from wattcast.manage.card_notes import CardNote, CardSettings, Range, RefusedKnob
 

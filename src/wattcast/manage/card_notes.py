@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wattcast.core.errors import BadInput, MissingTool, Refused
-from wattcast.core.records import dataclass, replace
+from wattcast.core import BadInput, MissingTool, Refused, dataclass, replace
 from wattcast.core.whole_files import take_lock, write_whole
 
 if TYPE_CHECKING:

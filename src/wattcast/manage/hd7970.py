@@ -18,10 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core import units
+from wattcast.core import bad_value, dataclass, replace, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables
 

@@ -27,9 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.core import MissingTool, Refused, bad_value, dataclass, field, replace
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingTool, Refused, bad_value
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants

@@ -21,11 +21,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import units
+from wattcast.core import MissingTool, bad_value, check_names, dataclass, field, units
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.measured_rows import read_shipped_table
-from wattcast.core.records import dataclass, field
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
 SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)

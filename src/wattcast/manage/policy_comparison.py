@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import units
-from wattcast.core.errors import bad_value, clip_text, fold_name, unknown_name
-from wattcast.core.records import dataclass, replace
+from wattcast.core import bad_value, clip_text, dataclass, replace, units, unknown_name
+from wattcast.core.errors import fold_name
 from wattcast.core.strict_files import decode_text, encode_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.counter_models.gpmtool_files import parse_program_blocks

@@ -14,9 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
+from wattcast.core import bad_value, dataclass, field
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
 from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity

@@ -17,10 +17,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import files
+from wattcast.core import bad_value, dataclass, files
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingEvents, bad_value, nearest_names
-from wattcast.core.records import dataclass
+from wattcast.core.errors import MissingEvents, nearest_names
 from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_number
 from wattcast.manage.plants import KnobRole
 

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.core import MissingTool, bad_value, dataclass, field
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingTool, bad_value
-from wattcast.core.records import dataclass, field
 from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.serving.arrivals import Trace

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import files
-from wattcast.core.errors import MissingTool, WattcastError
-from wattcast.core.records import dataclass, field
+from wattcast.core import MissingTool, dataclass, field, files
+from wattcast.core.errors import WattcastError
 
 
 class CudaError(WattcastError):

@@ -16,10 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core import measured_rows
-from wattcast.core.errors import BadInput
+from wattcast.core import BadInput, asdict, dataclass, measured_rows, replace
 from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, Plain, RunInfo
-from wattcast.core.records import asdict, dataclass, replace
 from wattcast.core.whole_files import hold_folder
 from wattcast.measure.campaigns.nsight_counters import read_counter_table
 

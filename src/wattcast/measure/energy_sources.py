@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from wattcast.core.errors import MissingTool, unknown_name
-from wattcast.core.records import dataclass
+from wattcast.core import MissingTool, dataclass, unknown_name
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import MissingTool, Refused
-from wattcast.core.records import asdict, dataclass
+from wattcast.core import MissingTool, Refused, asdict, dataclass
 from wattcast.measure import energy_samples as layout
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples, SampleRing, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers

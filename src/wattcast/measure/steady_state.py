@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.errors import Refused
+from wattcast.core import Refused, dataclass, replace
 from wattcast.core.measured_rows import RunInfo
-from wattcast.core.records import dataclass, replace
 from wattcast.measure.cuda_device import ClockSpinner, make_spinner
 from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity

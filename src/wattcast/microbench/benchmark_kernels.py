@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import files
-from wattcast.core.errors import Refused, WattcastError
-from wattcast.core.records import dataclass, field, replace
+from wattcast.core import Refused, dataclass, field, files, replace
+from wattcast.core.errors import WattcastError
 from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core import files
-from wattcast.core.errors import BadInput, MissingSpecification, bad_value
+from wattcast.core import BadInput, Dtype, bad_value, dataclass, field, files, replace
+from wattcast.core.errors import MissingSpecification
 from wattcast.core.measured_rows import read_lines, read_shipped_table
-from wattcast.core.records import dataclass, field, replace
-from wattcast.core.units import Dtype
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu

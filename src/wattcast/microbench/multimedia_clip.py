@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import files
+from wattcast.core import dataclass, field, files
 from wattcast.core.errors import WattcastError
-from wattcast.core.records import dataclass, field
 from wattcast.measure.cuda_device import CudaDevice, CudaKernel, compile_cubin
 
 Frame = npt.NDArray[np.uint8]

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.records import dataclass, field, replace
+from wattcast.core import BadInput, bad_value, dataclass, field, replace
 from wattcast.counter_models.profiler_counters import read_ncu_metrics
 from wattcast.microbench import unit_work
 from wattcast.microbench.microbench_results import MicroRow, keep_first_rounds

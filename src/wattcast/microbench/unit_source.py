@@ -15,8 +15,7 @@ from functools import cache, cached_property
 from string import Template
 from typing import Any
 
-from wattcast.core import files
-from wattcast.core.records import dataclass, fields
+from wattcast.core import dataclass, fields, files
 
 SIGNATURE = (
     "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "

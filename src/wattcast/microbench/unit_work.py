@@ -25,9 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.core.errors import BadInput
+from wattcast.core import BadInput, dataclass
 from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped_table
-from wattcast.core.records import dataclass
 from wattcast.measure.campaigns import nsight_counters
 from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say

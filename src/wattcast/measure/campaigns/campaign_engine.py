@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.core.errors import MissingTool, Refused
+from wattcast.core import MissingTool, Refused, dataclass, field, replace
 from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
-from wattcast.core.records import dataclass, field, replace
 from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner

@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import bad_value, check_names, clip_text
+from wattcast.core import asdict, bad_value, check_names, clip_text, dataclass, replace
 from wattcast.core.measured_rows import Journal, read_lines
-from wattcast.core.records import asdict, dataclass, replace
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import Refused
-from wattcast.core.records import dataclass, field
+from wattcast.core import Refused, dataclass, field
 from wattcast.measure.campaigns.engine_campaign import StepPoint
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_window, take_window

@@ -20,9 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from wattcast.core.errors import BadInput, check_names, unknown_name
+from wattcast.core import BadInput, check_names, dataclass, unknown_name
 from wattcast.core.measured_rows import find_measured_call
-from wattcast.core.records import dataclass
 from wattcast.measure.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")

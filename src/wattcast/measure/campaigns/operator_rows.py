@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.core.errors import Refused
+from wattcast.core import Refused, dataclass, field, replace
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
-from wattcast.core.records import dataclass, field, replace
 from wattcast.measure import steady_state
 from wattcast.measure.campaigns import campaign_engine
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
