@@ -47,6 +47,12 @@ _SYMBOLS: dict[str, tuple[str, float, dict[str, float]]] = {
     "EUR": ("EUR", 1.0, {"": 1.0}),
     "%": ("", 0.01, {"": 1.0}),
 }
+# every symbol with each of its prefixes -> canonical unit, factor
+_PREFIXED = {"": ("", 1.0)} | {
+    prefix + symbol: (unit, by * times)
+    for symbol, (unit, by, prefixes) in _SYMBOLS.items()
+    for prefix, times in prefixes.items()
+}
 _ALIASES = {"FLOPS": "flop/s", "FLOP/s": "flop/s", "OPS": "op/s"}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*")
 _EXAMPLES = {
@@ -135,10 +141,9 @@ def factor(unit: str) -> tuple[str, float] | None:
     for short, full in _ALIASES.items():
         unit = unit.removesuffix(short) + full if unit.endswith(short) else unit
     for position, piece in enumerate(unit.split("/")):
-        found = _find_symbol(piece.strip())
-        if found is None:
+        if piece.strip() not in _PREFIXED:
             return None
-        name, by = found
+        name, by = _PREFIXED[piece.strip()]
         names.append(name)
         scale = scale / by if position else scale * by
     return "/".join(names), scale
@@ -172,17 +177,6 @@ _SHOWN = {
     "s": {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0},
     "V": {"m": 1e-3, "": 1.0},
 }
-
-
-def _find_symbol(piece: str) -> tuple[str, float] | None:
-    if piece == "":
-        return "", 1.0
-    for symbol, (name, by, prefixes) in _SYMBOLS.items():
-        if piece.endswith(symbol):
-            prefix = piece[: len(piece) - len(symbol)]
-            if prefix in prefixes:
-                return name, by * prefixes[prefix]
-    return None
 
 
 class Dtype(StrEnum):

@@ -181,15 +181,11 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
         DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason) for d in p.support.distances
     ]
     return PredictionOut(
-        name=p.name,
-        gpu=p.gpu,
+        **take_fields(p, "name", "gpu", "stack", "memory_byte", "fits"),
         **{name: _write_number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)},
-        stack=p.stack,
         currency=p.prices.currency,
         interval=IntervalOut(p.interval.level, *((_check_finite(low), _check_finite(high)) for low, high in pairs)),
         support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.value, sure.remark, distances),
-        memory_byte=p.memory_byte,
-        fits=p.fits,
         modules=[_write_module(m) for m in p.modules],
         ops=[_write_operator(o) for o in ops],
         assumptions=list(p.assumptions),
@@ -207,9 +203,8 @@ def _write_operator(share: OperatorShare) -> OperatorOut:
     shape = {k: v for k, v in operator_to_plain(op).items() if k not in ("count", "label", "op")}
     return OperatorOut(
         operator=str(op),
-        name=op.name,
+        **take_fields(op, "name", "label"),
         shape=shape,
-        label=op.label,
         count=share.count,
         latency_s=_check_finite(share.latency_s),
         power_w=_check_finite(share.power_w),

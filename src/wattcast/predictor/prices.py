@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TypedDict, overload
+from typing import TypedDict, TypeVar
 
 from wattcast.core import BadInput, bad_value, check_names, dataclass, errors, field, units, unknown_name
 from wattcast.core.arrays import Array
@@ -14,6 +14,7 @@ from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
 ANY_GPU = ""  # in ``rent_per_s``: every GPU that is not named
 _SIGNS = {"$": "USD", "€": "EUR"}
+_Amount = TypeVar("_Amount", float, Array)
 _REGION_ALIASES = {"us": "united-states", "usa": "united-states"}
 
 
@@ -28,12 +29,7 @@ class Prices:
     pue: float = 1.0  # joules at the meter per joule of the GPU
     notes: tuple[str, ...] = ()
 
-    @overload
-    def cost(self, gpu: str, energy_j: float, gpu_s: float) -> float | None: ...
-    @overload
-    def cost(self, gpu: str, energy_j: float | Array, gpu_s: float | Array) -> float | Array | None: ...
-
-    def cost(self, gpu: str, energy_j: float | Array, gpu_s: float | Array) -> float | Array | None:
+    def cost(self, gpu: str, energy_j: _Amount, gpu_s: _Amount) -> _Amount | None:
         """Money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no price is known.
 
         cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is counted;
@@ -45,12 +41,7 @@ class Prices:
             return None
         return energy_j * self.pue * (self.per_j or 0.0) + gpu_s * (rent or 0.0)
 
-    @overload
-    def carbon_g(self, energy_j: float) -> float | None: ...
-    @overload
-    def carbon_g(self, energy_j: float | Array) -> float | Array | None: ...
-
-    def carbon_g(self, energy_j: float | Array) -> float | Array | None:
+    def carbon_g(self, energy_j: _Amount) -> _Amount | None:
         """Grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the intensity is unknown."""
         return None if self.carbon_g_per_j is None else energy_j * self.pue * self.carbon_g_per_j
 

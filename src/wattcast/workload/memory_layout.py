@@ -163,30 +163,28 @@ def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
         by_stride = sorted(range(len(shape)), key=first.__getitem__)
         if all(first[a] != first[b] for a, b in pairwise(by_stride)):  # the first input tells all of them apart
             return by_stride
+
+    def compare(a: int, b: int) -> int:
+        """Return 1 when dimension ``a``, now further inside, belongs outside ``b``, -1 when not, 0 if unknown."""
+        for strides in operands:
+            inner, outer = strides[a], strides[b]
+            if inner and outer and inner != outer:
+                return 1 if inner > outer else -1
+            if inner and outer and shape[a] > shape[b]:
+                return 1
+        return 0
+
     order = list(range(len(shape) - 1, -1, -1))
     for i in range(1, len(order)):
         at = i
         for j in range(i - 1, -1, -1):
-            verdict = _compare_dimensions(order[j], order[at], shape, operands)
+            verdict = compare(order[j], order[at])
             if verdict > 0:
                 order[j], order[at] = order[at], order[j]
                 at = j
             elif verdict < 0:
                 break
     return order
-
-
-def _compare_dimensions(a: int, b: int, shape: Shape, operands: Sequence[Shape]) -> int:
-    """Return 1 when dimension ``a`` (now further inside) belongs outside ``b``, -1 when it stays, 0 if unknown."""
-    for strides in operands:
-        inner, outer = strides[a], strides[b]
-        if not inner or not outer:
-            continue
-        if inner != outer:
-            return 1 if inner > outer else -1
-        if shape[a] > shape[b]:
-            return 1
-    return 0
 
 
 def _broadcast_strides(shape: Shape, have: Shape, strides: Shape) -> Shape:

@@ -89,6 +89,9 @@ class PassSettings:
         return max(self.ep // self.tp, 1)
 
 
+SectionBody: TypeAlias = Callable[..., Tensor | Sequence[Tensor]]  # (tape, *inputs) -> outputs
+
+
 @dataclass
 class ProgramSection:
     """A part of the model that runs ``repeat`` times in a row: the embedding, the layers, the head."""
@@ -141,9 +144,7 @@ class Program:
     stages: int = 1  # of a pipeline; this is the one with the largest share of the layers
     sections: list[ProgramSection] = field(default_factory=list)
 
-    def section(
-        self, label: str, body: Callable[..., Tensor | Sequence[Tensor]], *inputs: Tensor, repeat: int = 1
-    ) -> list[Tensor]:
+    def section(self, label: str, body: SectionBody, *inputs: Tensor, repeat: int = 1) -> list[Tensor]:
         """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next section.
 
         Stages of a pipeline share the repetitions.
@@ -159,14 +160,7 @@ class Program:
             self.sections.append(ProgramSection(label, here, tape, adopted, outputs, tape.entries))
         return outputs
 
-    def stack(
-        self,
-        embed: Callable[[Tape], Tensor | Sequence[Tensor]],
-        layer: Callable[..., Tensor],
-        head: Callable[..., Tensor],
-        repeat: int,
-        kept: int = 0,
-    ) -> None:
+    def stack(self, embed: SectionBody, layer: SectionBody, head: SectionBody, repeat: int, kept: int = 0) -> None:
         """Trace an embedding, ``repeat`` equal layers and a head, which also gets ``kept`` of the layers' inputs."""
         given = self.section("embedding", embed)
         (x,) = self.section("layers", layer, *given, repeat=repeat)

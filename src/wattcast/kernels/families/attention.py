@@ -53,19 +53,22 @@ def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> flo
     >>> flash_parts(96, 8192, 64, 132), flash_parts(64, 4096, 128, 132), flash_parts(512, 4096, 64, 132)
     (5.0, 4.0, 1.0)
     """
-    slots = 2.0 * sm_count
     at_once = 256.0 if head_dim <= 64 else 128.0 if head_dim <= 128 else 64.0  # keys that a block takes
-    steps = ceil(keys / at_once)
-    if blocks >= _FLASH_FULL * slots:
-        return 1.0
-    most = int(min(_FLASH_MOST, slots, steps))
-    filled = {}
-    for parts in range(1, most + 1):
-        if parts == 1 or ceil(steps / parts) != ceil(steps / (parts - 1)):
-            waves = blocks * parts / slots
-            filled[parts] = waves / ceil(waves)
-    wanted = _FLASH_NEAR * max(filled.values())
-    return float(next(parts for parts, share in filled.items() if share >= wanted))
+    return float(fill_with_parts(blocks, ceil(keys / at_once), 2.0 * sm_count))
+
+
+def fill_with_parts(tiles: float, steps: int, slots: float, any_number: bool = False) -> int:
+    """Return FlashAttention's parts of ``steps`` blocks of keys, for ``tiles`` on a chip with ``slots`` for tiles.
+
+    Numbers of parts that do not shorten the longest one are passed over, unless ``any_number`` will do (version 3).
+    """
+    if tiles >= _FLASH_FULL * slots:
+        return 1
+    parts = np.arange(1, min(_FLASH_MOST, int(slots), steps) + 1)
+    waves = tiles * parts / slots
+    shortens = any_number | (np.diff(np.ceil(steps / parts), prepend=np.inf) < 0)
+    filled = np.where(shortens, waves / np.ceil(waves), 0.0)
+    return int(np.argmax(filled >= _FLASH_NEAR * filled.max())) + 1
 
 
 _DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries

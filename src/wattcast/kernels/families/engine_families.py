@@ -18,6 +18,7 @@ from wattcast.core import Dtype, replace
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families import KernelMapping, register_kernels
+from wattcast.kernels.families.attention import fill_with_parts
 from wattcast.kernels.kernel_table import (
     ConditionColumns,
     FamilyColumns,
@@ -168,22 +169,14 @@ def _count_paged(op: engine.PagedAttention, cold: bool, warm: bool, rate: float,
 def _most_splits(op: engine.PagedAttention, tile_m: float, tile_n: float, sms: float, batch: int = 0) -> int:
     """Return how often a sequence may be cut where the caller sets no limit.
 
-    FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone: one part where its tiles fill 80 % of
-    the SMs or it has four blocks of keys, else the fewest parts that come within 85 % of the best filled last wave.
-    FlashAttention 2 (``num_splits_heuristic``) counts the tiles of the whole ``batch``, cuts four blocks too, and
-    passes over numbers of parts that do not shorten the longest one.
+    FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone, and cuts none of four blocks of keys.
+    FlashAttention 2 (``num_splits_heuristic``) counts the tiles of the whole ``batch``, and cuts four blocks too.
     """
     longest_q, longest_kv = (max(sizes[place] for sizes in op.groups) for place in (1, 2))
     tiles = max(batch, 1) * op.kv_heads * ceil(longest_q * (op.heads // op.kv_heads) / tile_m)
     seen = min(longest_kv, op.window + 1 + tile_m) if op.window else longest_kv
     blocks = ceil(seen / tile_n)
-    if tiles >= 0.8 * sms or (blocks <= 4 and not batch):
-        return 1
-    parts = np.arange(1, min(128, int(sms), blocks) + 1)
-    waves = tiles * parts / sms
-    shorter = np.diff(np.ceil(blocks / parts), prepend=np.inf) < 0 if batch else True
-    filled = np.where(shorter, waves / np.ceil(waves), 0.0)
-    return int(np.argmax(filled >= 0.85 * filled.max())) + 1
+    return 1 if blocks <= 4 and not batch else fill_with_parts(tiles, blocks, sms, any_number=not batch)
 
 
 _LISTED_WAVES = 16.0  # tiles a SM up to which each is placed

@@ -219,23 +219,16 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
 
     An RMS norm is one kernel on a GPU since PyTorch 2.9 and eight operators elsewhere [pytorch/pytorch#153666].
     """
-    aten, plain = torch.ops.aten, torch.nn.functional.scaled_dot_product_attention
-    rms_norms = (torch.nn.functional.rms_norm, torch.rms_norm)
-    dropouts = (torch.nn.functional.dropout, torch.dropout)
-    softmaxes = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
+    aten, functional = torch.ops.aten, torch.nn.functional
+    softmaxes = (functional.softmax, torch.softmax, torch.Tensor.softmax)
     base: Any = import_module("torch.overrides").TorchFunctionMode
 
     class Fused(base):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is plain:
-                return route(*args, **(kwargs or {}))
-            if func in dropouts:
-                return drop(*args, **(kwargs or {}))
-            if func in softmaxes and (kwargs or {}).get("dtype") is torch.float32 and args[0].dtype is torch.float16:
+            kwargs = kwargs or {}
+            if func in softmaxes and kwargs.get("dtype") is torch.float32 and args[0].dtype is torch.float16:
                 return aten._softmax(args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
-            if func in rms_norms:
-                return norm(*args, **(kwargs or {}))
-            return func(*args, **(kwargs or {}))
+            return routes.get(func, func)(*args, **kwargs)
 
     class RootMeanSquare(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -276,6 +269,8 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
         log, efficient = torch.is_grad_enabled() and query.requires_grad, aten._scaled_dot_product_efficient_attention
         return efficient(query, key, value, attn_mask, log, dropout_p, is_causal, scale=scale)[0]
 
+    routes = {functional.scaled_dot_product_attention: route, functional.dropout: drop, torch.dropout: drop}
+    routes |= {functional.rms_norm: norm, torch.rms_norm: norm}
     return Fused()
 
 
