@@ -220,7 +220,8 @@ def append_rows(path: Path, rows: Iterable[Plain]) -> None:
 def row_to_plain(row: Record | Plain) -> Plain:
     """Return a row as a mapping ready for JSON; empty fields and NaN are left out."""
     plain = row if isinstance(row, dict) else {"record": _RECORD[type(row)], **asdict(row)}
-    return {name: value for name, value in plain.items() if not _is_empty(value)}
+    finite = ((name, v) for name, v in plain.items() if not isinstance(v, float) or math.isfinite(v))
+    return {name: v for name, v in finite if v not in (None, "", (), {})}
 
 
 def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") -> T:
@@ -268,11 +269,6 @@ def _is_torn(line: bytes) -> bool:
     """Tell whether a line ends inside an object or a text, as one that was cut short does wherever it was cut."""
     outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", line)
     return b'"' in outside or outside.count(b"{") + outside.count(b"[") > outside.count(b"}") + outside.count(b"]")
-
-
-def _is_empty(value: object) -> bool:
-    nan = isinstance(value, float) and not math.isfinite(value)
-    return value is None or nan or value == "" or value == () or value == {}
 
 
 def _to_tuples(value: Any) -> Any:

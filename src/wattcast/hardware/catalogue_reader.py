@@ -294,14 +294,11 @@ def load_node_file(path: Path) -> Node:
     return parse_node(read_bytes(path, MAX_NODE_FILE_BYTE), path.stem, path.name)
 
 
+@cache
 def node_of_gpu(gpu: str) -> Node:
     """Return the node that a catalogue GPU is usually built into, else a box of PCIe cards."""
-    return load_node(_map_gpus_to_nodes().get(strip_board(gpu), "pcie-box"))
-
-
-@cache
-def _map_gpus_to_nodes() -> dict[str, str]:
-    return {gpu: node.name for node in map(load_node, node_names()) for gpu in node.gpus}
+    nodes = [node for node in map(load_node, node_names()) if strip_board(gpu) in node.gpus]
+    return nodes[0] if nodes else load_node("pcie-box")
 
 
 def parse_node(data: bytes, name: str, where: str) -> Node:

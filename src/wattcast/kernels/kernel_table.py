@@ -210,11 +210,6 @@ class IssueSegment:
     counts: Array  # (position,) how often in a row each is issued
     repeat: int
 
-    @cached_property
-    def many(self) -> bool:
-        """Whether any kernel is issued several times in a row."""
-        return bool((self.counts > 1).any())
-
 
 @dataclass(frozen=True)
 class Kernels:

@@ -140,8 +140,7 @@ class ModulePower(PowerModel):
     def _event_rail_j(self, names: tuple[str, ...]) -> npt.NDArray[np.float64]:
         """Return the joules of one event of each name in each module, ``(2, event, module)``.
 
-        First those on the core rail at relative voltage 1, then those on other rails. Events without an energy cost
-        nothing.
+        First those on the core rail at relative voltage 1, then those on others. Events without an energy are free.
         """
         known, modules = known_events(), self.modules
         found = np.zeros((2, len(names), len(modules)))

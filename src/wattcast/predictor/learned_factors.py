@@ -96,14 +96,9 @@ class GaussianProcess:
     def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> GaussianProcess:
         """A process from what ``to_arrays`` saved."""
         mean, variance = (float(x) for x in arrays[f"{prefix}.mean"])
-        return cls(
-            features=tuple(str(name) for name in arrays[f"{prefix}.features"]),
-            scale=np.asarray(arrays[f"{prefix}.scale"], dtype=np.float64),
-            points=np.asarray(arrays[f"{prefix}.points"], dtype=np.float64),
-            alpha=np.asarray(arrays[f"{prefix}.alpha"], dtype=np.float64),
-            mean=mean,
-            variance=variance,
-        )
+        names = ("scale", "points", "alpha")
+        scale, points, alpha = (np.asarray(arrays[f"{prefix}.{name}"], np.float64) for name in names)
+        return cls(tuple(map(str, arrays[f"{prefix}.features"])), scale, points, alpha, mean, variance)
 
 
 def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Array]:

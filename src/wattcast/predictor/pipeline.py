@@ -76,17 +76,6 @@ def kernel_activity(
     )
 
 
-def workload_activity(timeline: Timeline, latency_s: Array, at: OperatingPoint) -> Activity:
-    """Return the workload as one interval: the counts of all its kernels over its latency."""
-    return Activity(
-        duration_s=latency_s[..., np.newaxis],
-        value=timeline.total[..., np.newaxis, :],
-        events=timeline.events,
-        at=at,
-        source=ActivitySource.PREDICTED,
-    )
-
-
 @dataclass(frozen=True)
 class WorkloadTotals:
     """Figures of a whole workload at a clock; each ``(*sweep,)``."""
@@ -162,7 +151,7 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     own_s, factor = _reference_s(kernels, bundle, timeline.time_factor), np.ones(len(kernels.ops))
     slack = _TABLE_SLACK if by_table else 1.0
     factor[list(tokens)] = np.minimum(slack * padded_s / own_s[list(tokens)], 1.0)
-    return timeline.scale_kernels(factor)
+    return replace(timeline, phases=tuple(phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases))
 
 
 _MOST_ROWS = 1024  # beyond, tiles of any kind fill the chip several times

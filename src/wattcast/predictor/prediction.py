@@ -18,7 +18,7 @@ from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
-from wattcast.power.activity import module_utilisation
+from wattcast.power.activity import Activity, ActivitySource, module_utilisation
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import GovernedPoint, run_governed
@@ -31,7 +31,6 @@ from wattcast.predictor.pipeline import (
     detail_at_clock,
     kernel_activity,
     total_at_clock,
-    workload_activity,
 )
 from wattcast.predictor.prices import Prices
 from wattcast.predictor.timeline import MEMORY_KNEE, Timeline, slow_memory_path
@@ -257,7 +256,8 @@ class Prediction:
         """The power by module."""
         basis = self.basis
         totals, detail = basis.totals, basis.detail
-        activity = workload_activity(basis.timeline, totals.latency_s, basis.at)
+        whole = totals.latency_s[..., np.newaxis], basis.timeline.total[..., np.newaxis, :]  # as one interval
+        activity = Activity(*whole, basis.timeline.events, basis.at, ActivitySource.PREDICTED)
         busy = module_utilisation(activity, basis.gpu, totals.effective_hz[..., np.newaxis])
         power_w = mean_power_w(detail.part_j, totals.latency_s[..., np.newaxis])
         return tuple(

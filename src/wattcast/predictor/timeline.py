@@ -116,10 +116,6 @@ class Timeline:
         seconds = extra_s if fixed.seconds is None else fixed.seconds + extra_s
         return replace(self, phases=(replace(fixed, seconds=seconds), *rest))
 
-    def scale_kernels(self, factor: Array) -> Timeline:
-        """Return this timeline with every phase of each kernel ``factor`` times as long."""
-        return replace(self, phases=tuple(phase.change(factor.__mul__, factor.__mul__) for phase in self.phases))
-
     @cached_property
     def tensor_phases(self) -> tuple[KernelPhase, ...]:
         """The phases of the tensor rows alone, for the effective clock."""
@@ -142,7 +138,7 @@ class Timeline:
             starts,
             [segment.repeat for segment in segments],
             np.add.reduceat(host_s * counts, starts).tolist(),
-            any(segment.many for segment in segments),
+            bool((counts > 1).any()),
         )
 
 

@@ -76,8 +76,7 @@ class Graph:
 class GraphTotals:
     """Work of a whole graph. Products are matrix products, convolutions and attention.
 
-    ``product_flop`` leaves out what a causal mask skips; ``product_flop_dense`` counts it, as PyTorch's FLOP counter
-    does.
+    ``product_flop`` leaves out what a causal mask skips; ``product_flop_dense`` counts it, as PyTorch does.
     """
 
     calls: int

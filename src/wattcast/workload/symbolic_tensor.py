@@ -356,8 +356,7 @@ def is_turned(a: Tensor, b: Tensor) -> bool:
 def describe_concatenation(parts: Sequence[Tensor], axis: int) -> tuple[Layout, tuple[int, int]]:
     """Return the layout, how often the parts follow one another, and the elements of the last part.
 
-    A part alone stood beside an empty tensor, as the first of a cache does, and PyTorch copies it an element at a
-    time.
+    A part alone stood beside an empty tensor, as the first of a cache does: PyTorch copies it element by element.
     """
     rows = max(prod(parts[0].shape[:axis]), 1)
     whole = len(parts) > 1 and all(t.is_contiguous for t in parts)

@@ -159,10 +159,6 @@ class _ColdFile(msgspec.Struct, forbid_unknown_fields=True):
     s_per_byte: float
     layers: int = 0
 
-    def to_delay(self, where: str) -> ColdCacheDelay:
-        operator_s = units.parse(self.operator, "s", f"{where}.operator")
-        return ColdCacheDelay(operator_s, self.s_per_byte, self.layers)
-
 
 class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
     """A ``ClockLaw`` as YAML writes it."""
@@ -273,7 +269,10 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
             learned = CarriedFactors(learned.reference, learned.time, learned.energy)
             if "gemm" in learned.time:  # its library is the one that the kernel choice was fitted on
                 reference = replace(reference, choice=learned.reference.choice)
-    law, cold = file.effective_clock, file.cold
+    law, cold = file.effective_clock, None
+    if file.cold is not None:
+        operator_s = units.parse(file.cold.operator, "s", f"{where}: cold.operator")
+        cold = ColdCacheDelay(operator_s, file.cold.s_per_byte, file.cold.layers)
     return Bundle(
         **{name: getattr(file, name) for name in _KEPT_AS_THEY_ARE},
         corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
@@ -295,7 +294,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         governor_share=file.settles,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
-        cold=None if cold is None else cold.to_delay(f"{where}: cold"),
+        cold=cold,
     )
 
 

@@ -1,9 +1,7 @@
 """Decoders that generate text: the Llama kind with its many switches, mixtures of experts, and latent attention.
 
-Layers that differ (windows, state-space scans, dense layers among mixtures) are groups, each with its own repeat.
-
-Mixtures of experts and sequence scans are in ``sparse_layers.py``, which a decoder imports when it has some. Latent
-attention (DeepSeek-V3) keeps keys and values as one short vector a token.
+Layers that differ are groups, each with its own repeat. Mixtures of experts and sequence scans are in
+``sparse_layers.py``, which a decoder imports when it has some.
 """
 
 from __future__ import annotations
@@ -334,7 +332,7 @@ def _engine_attention(
 
 @dataclass(frozen=True)
 class LatentDims:
-    """Published dimensions of a decoder with latent attention."""
+    """Published dimensions of a decoder with latent attention: keys and values are one short vector a token."""
 
     router_wide: ClassVar[bool] = True  # as in ``DecoderDims``, as are the next two
     shared_gate: ClassVar[bool] = False

@@ -1,8 +1,5 @@
 """Layers that only some decoders have: mixtures of experts, and scans that carry a state along the sequence.
 
-A mixture of experts routes each token to a few experts, multiplies grouped by expert, and puts the tokens back in
-order.
-
 A scan stands in place of attention: Mamba-2, the gated delta rule, lightning attention. It is one call of a library
 (mamba-ssm, flash-linear-attention) on all stacks, which nobody measured here. Its operator has the work; everything
 around it is products, a short convolution and a gated norm.

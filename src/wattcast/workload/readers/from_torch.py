@@ -56,7 +56,10 @@ def capture(
     given = _make_inputs(torch, module, inputs)
     args, kwargs = import_module("torch.utils._pytree").tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
     run, weights = _without_data(torch, module)
-    fixed_byte = recorder.memory.fix([*weights, *find_tensors((args, kwargs), torch.Tensor)])
+    fixed = recorder.memory.fixed = {  # weights and inputs live all the time
+        t.untyped_storage()._cdata: t for t in (*weights, *find_tensors((args, kwargs), torch.Tensor))
+    }
+    fixed_byte = sum(t.untyped_storage().nbytes() for t in fixed.values())
     kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)  # what backward needs stays alive
     with torch.device("meta"), recorder, _gpu_kernels(torch, recorder), kept:
         try:
@@ -123,11 +126,6 @@ class _LiveMemory:
         self.tensors: Counter[int] = Counter()  # alive on each storage
         self.fixed: dict[int, Any] = {}
         self.byte = self.peak_byte = 0
-
-    def fix(self, tensors: Sequence[Any]) -> int:
-        """Leave weights and inputs out, which live all the time, and return their bytes."""
-        self.fixed |= {t.untyped_storage()._cdata: t for t in tensors}
-        return sum(t.untyped_storage().nbytes() for t in self.fixed.values())
 
     def hold(self, tensor: Any) -> None:
         """Count a tensor until nothing refers to it any more; views share one storage."""
