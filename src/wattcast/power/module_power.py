@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from wattcast.core import bad_value, check_names, dataclass, replace
 from wattcast.core.arrays import Array, Sweepable, sweep_values
-from wattcast.hardware import OperatingPoint
-from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, VoltageCurve, mean_power_w
 

@@ -29,8 +29,7 @@ from wattcast.core.errors import MissingSpecification
 from wattcast.core.records import is_dataclass
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
-from wattcast.hardware import OperatingPoint
-from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, known_events
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import Sweepable, as_sweep
-from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.catalogue_reader import load_node, load_node_file, strip_board
-from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C, Node
+from wattcast.hardware import DEFAULT_TEMPERATURE_C, Gpu, Node, OperatingPoint, strip_board
+from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S

@@ -27,9 +27,8 @@ from wattcast.core import Dtype, dataclass, fields
 from wattcast.core.arrays import Array, Mask, Sweepable
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import read_shipped_yaml
-from wattcast.hardware import Gpu
-from wattcast.hardware.catalogue_reader import node_of_gpu
-from wattcast.hardware.gpu import Fabric, Node
+from wattcast.hardware import Gpu, Node, node_of_gpu
+from wattcast.hardware.gpu import Fabric
 from wattcast.kernels.families.collectives import COPYING_SMS
 from wattcast.predictor.timeline import Timeline, compute_kernel_s
 from wattcast.workload.operator_types import Collective

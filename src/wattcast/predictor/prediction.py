@@ -16,12 +16,11 @@ import numpy.typing as npt
 from wattcast.core import dataclass, field
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance
-from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.catalogue_reader import node_of_gpu
+from wattcast.hardware import Gpu, OperatingPoint, node_of_gpu
 from wattcast.power.activity import Activity, ActivitySource, module_utilisation
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import GovernedPoint, run_governed
+from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import (
     ClockedTimeline,
     KernelDetail,
@@ -318,6 +317,8 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     """Predict a workload whose timeline is known."""
     settled, totals, ran = run_governed(timeline, gpu, at, bundle)
     power_w, memory_byte = totals.power_w, graph.memory_byte
+    kept = ran if power_w.ndim == 0 else None
+    basis = PredictionBasis(graph, timeline, totals, gpu, settled.at, bundle, settled.asked_w, kept)
     return Prediction(
         name=graph.name,
         gpu=gpu.name,
@@ -330,12 +331,10 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         busy_s=_broadcast_like(totals.busy_s, power_w),
         memory_byte=memory_byte,
         fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
-        assumptions=_list_assumptions(graph, timeline, settled, gpu, bundle, at, totals),
+        assumptions=_list_assumptions(basis, settled.met, at),
         status=bundle.status,
         provenance=bundle.provenance,
-        basis=PredictionBasis(
-            graph, timeline, totals, gpu, settled.at, bundle, settled.asked_w, ran if power_w.ndim == 0 else None
-        ),
+        basis=basis,
     )
 
 
@@ -352,21 +351,14 @@ def _to_plain(values: npt.NDArray[Any]) -> Any:
 _NEGLIGIBLE_SLOWDOWN = 0.05
 
 
-def _list_assumptions(
-    graph: Graph,
-    timeline: Timeline,
-    settled: GovernedPoint,
-    gpu: Gpu,
-    bundle: Bundle,
-    asked: OperatingPoint,
-    totals: WorkloadTotals,
-) -> tuple[str, ...]:
-    notes = [*graph.assumptions, *timeline.kernels.assumptions, *bundle.assumptions]
-    if not settled.met.all():
+def _list_assumptions(basis: PredictionBasis, met: Mask, asked: OperatingPoint) -> tuple[str, ...]:
+    timeline, gpu, bundle = basis.timeline, basis.gpu, basis.bundle
+    notes = [*basis.graph.assumptions, *timeline.kernels.assumptions, *bundle.assumptions]
+    if not met.all():
         notes.append("the power limit cannot be met even at the lowest clock; that clock is given")
     if asked.clock_hz is not None or asked.power_limit_w is not None:
-        slow_s = total_at_clock(slow_memory_path(timeline, gpu.clocks.max_hz), settled.at, bundle).latency_s
-        slower = float(np.max(slow_s / totals.latency_s)) - 1.0
+        slow_s = total_at_clock(slow_memory_path(timeline, gpu.clocks.max_hz), basis.at, bundle).latency_s
+        slower = float(np.max(slow_s / basis.totals.latency_s)) - 1.0
         if slower > _NEGLIGIBLE_SLOWDOWN:
             notes.append(
                 f"clock: the way to device memory keeps up until L2 slows down; if it follows the clock below "

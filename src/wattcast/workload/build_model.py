@@ -130,9 +130,8 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
 def count_parameters(model: ModelSpec) -> int:
     """Count all weights of a model, tied ones once, its head included."""
     head = {ModelKind.LANGUAGE: OutputHead.LAST, ModelKind.ENCODER: OutputHead.NONE}.get(model.kind)
-    return trace_pass(
-        model, resolve_options(model, ModelOptions(head=head, stack=SoftwareStack.EAGER))[0]
-    ).parameter_count
+    options, _ = resolve_options(model, ModelOptions(head=head, stack=SoftwareStack.EAGER))
+    return trace_pass(model, options).parameter_count
 
 
 def compute_footprint(

@@ -170,7 +170,7 @@ def convolution_work(
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     deep = s.product_c[:, np.newaxis]
     k = s.product_rs[:, np.newaxis] * np.where(_WHOLE_TAPS.take(picks.kind), deep, np.ceil(deep / tap) * tap)
-    tile = tile_columns(*product[:3], k, s.width, s.width, rate, picks, reference)
+    tile = tile_columns((*product[:3], k), s.width, s.width, rate, picks, reference)
     plain = 1.0 - picks.of_kind("plain")
     wide = plain - np.where(s.width <= 2, picks.of_kind("direct"), 0.0)
     dense = 1.0 - s.depthwise
@@ -283,7 +283,7 @@ def _pick_kernels(
         rows = np.array([i for i, name in enumerate(classes) if name not in (reference.choice or ())])
         never = np.zeros(len(rows), dtype=bool)
         b, m, n, k, width, of_pipe = (values[rows] for values in (*sizes, s.width, rate))
-        n, m, _ = fastest_tile(b, m, n, k, width, of_pipe, never, ~never, reference)
+        n, m, _ = fastest_tile((b, m, n, k), width, of_pipe, never, ~never, reference)
         fast = "ampere" if reference.style is LibraryStyle.AMPERE else "hopper"
         found = [VECTOR_LABEL] * len(ops)
         for i, tile_n, tile_m in zip(rows.tolist(), n.tolist(), m.tolist(), strict=True):

@@ -60,20 +60,13 @@ _LEAST_STEPS = 4.0  # of one part of a split K
 _ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
 _MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0  # of operands read again: times all of them, and tiles of the scale
 _SPLIT_K = 1500.0  # the most of K that a split leaves to a block; from grids
+ProductSizes = tuple[Array, Array, Array, Array]  # b, m, n and k, each ``(row,)``
 
 
 def tile_columns(
-    b: Array,
-    m: Array,
-    n: Array,
-    k: Array,
-    width: Array,
-    out_width: Array,
-    rate: Array,
-    picks: KernelPicks,
-    reference: ReferenceChip,
+    sizes: ProductSizes, width: Array, out_width: Array, rate: Array, picks: KernelPicks, reference: ReferenceChip,
     least_feed: float = 0.0,
-) -> Columns:
+) -> Columns:  # fmt: skip
     """Return units, steps and traffic of ``b`` products ``[m, k] @ [k, n]``, averaged in logs over likely kernels.
 
     ``rate`` is FLOP per cycle and SM of the format's own pipe. The arithmetic of kernels on CUDA cores is counted as
@@ -83,8 +76,7 @@ def tile_columns(
     """
     tile_n, tile_m, parts = picks.tile_n, picks.tile_m, picks.split
     step_byte, blocks, fewest, cuda, slots, feed, crossings = picks.constants
-    b, m, n, width = (size[:, np.newaxis] for size in (b, m, n, width))
-    k = k[:, np.newaxis] if k.ndim == 1 else k
+    b, m, n, k, width = (size[:, np.newaxis] if size.ndim == 1 else size for size in (*sizes, width))
     tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
     step, vector = step_byte / width, None
     if not step_byte.all():  # kernels without a tile: a block takes some outputs of all rows
@@ -131,25 +123,16 @@ def _average_picks(each: Sequence[Array], picks: KernelPicks) -> Sequence[Array]
 
 
 def fastest_tile(
-    b: Array,
-    m: Array,
-    n: Array,
-    k: Array,
-    width: Array,
-    rate: Array,
-    slim: Mask,
-    whole: Mask,
-    reference: ReferenceChip,
-    reduce_cycles: Array | float = _REDUCE_CYCLES,
-    large_tiles: float = 0.0,
-) -> tuple[Array, Array, Array]:
+    sizes: ProductSizes, width: Array, rate: Array, slim: Mask, whole: Mask, reference: ReferenceChip,
+    reduce_cycles: Array | float = _REDUCE_CYCLES, large_tiles: float = 0.0,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the sides of the fastest tile along outputs and tokens, and parts of K.
 
     ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor formats.
     ``whole`` says where K is never split: on CUDA cores and in convolutions. A split takes ``reduce_cycles`` more.
     Tiles beyond 128 x 128 count as faster by their area to the power of ``large_tiles``.
     """
-    one = (slice(None), None)
+    (b, m, n, k), one = sizes, (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
     side_n, side_m = np.tile(_SIDE_N, len(_SPLIT)), np.tile(_SIDE_M, len(_SPLIT))
     tiles = b[one] * np.ceil(n[one] / side_n) * np.ceil(m[one] / side_m)
@@ -235,7 +218,7 @@ def product_work(
     shape = _describe_shape(told, s)
     picks = _pick_kernels(ops, told, s, shape, rate, reference)
     least_feed = 1.0 if reference.style is LibraryStyle.AMPERE else 0.0
-    tile = tile_columns(s.b, s.m, s.n, s.k, s.width, s.out_width, rate, picks, reference, least_feed)
+    tile = tile_columns(s[:4], s.width, s.out_width, rate, picks, reference, least_feed)
     right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
     left = np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width  # a filter that all images share counts once
     both = left + right
@@ -267,7 +250,7 @@ def product_work(
     fast = (s.aligned > 0) & (reference.style is LibraryStyle.AMPERE)
     form = CodedColumn(forms, 4 * dtypes.place + 2 * (s.m <= _SLIM) + fast)
     group, blend = blend_families(_kernel_family, form, picks)
-    plain, logs, aligned = product_features(s.b, s.m, s.n, s.k, tile, reference)
+    plain, logs, aligned = product_features(*s[:4], tile, reference)
     plain |= {name: shape[name] for name in _OWN_FEATURES}
     return FamilyColumns(group, work, plain | blend, logs, aligned)
 
@@ -280,11 +263,11 @@ def product_choice_inputs(
 ) -> tuple[Sequence[str], tuple[Array, ...], Columns]:
     """Return what the kernel choice sees of products: their choosers, sizes and shapes."""
     s = _collect_sizes(ops)
-    return _name_choosers(ops, s), (s.b, s.m, s.n, s.k), _describe_shape(told, s)
+    return _name_choosers(ops, s), s[:4], _describe_shape(told, s)
 
 
 def _describe_shape(told: ConditionColumns, s: _Sizes) -> Columns:
-    return choice_columns(s.b, s.m, s.n, s.k) | {
+    return choice_columns(*s[:4]) | {
         "linear": s.linear,
         "straight": s.straight if told.usual else np.maximum(s.straight, told.straight),
         "left_turned": s.turned,
@@ -308,20 +291,18 @@ def _name_choosers(ops: Sequence[Operator], s: _Sizes) -> CodedColumn[str]:
 def _pick_kernels(
     ops: Sequence[Operator], told: ConditionColumns, s: _Sizes, shape: Columns, rate: Array, reference: ReferenceChip
 ) -> KernelPicks:
-    sizes = (s.b, s.m, s.n, s.k)
-
     def usual() -> list[KernelLabel]:
         simt = map_distinct(CUDA_CORE_FORMATS.__contains__, index_words(ops, attrgetter("dtype")))
         fast_tf32 = (s.code == TF32_CODE) & (s.aligned > 0)  # others take long over each step of K, and a split pays
         reduce_cycles = np.where(fast_tf32, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
         large = _LARGE_TILES if reference.style is LibraryStyle.AMPERE else 0.0
-        sides = fastest_tile(*sizes, s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles, large)
+        sides = fastest_tile(s[:4], s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles, large)
         flags = zip(simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True)
         kinds = [_choose_usual(*flag, reference.style) for flag in flags]
         labels = zip(kinds, *sides, strict=True)
         return [KernelLabel(kind, int(n), int(m), bool(split > 1)) for kind, n, m, split in labels]
 
-    return pick_kernels(reference.choice, _name_choosers(ops, s), told.ran, sizes, shape, usual, reference.sm_count)
+    return pick_kernels(reference.choice, _name_choosers(ops, s), told.ran, s[:4], shape, usual, reference.sm_count)
 
 
 def _choose_usual(simt: bool, aligned: bool, odd: bool, rows: float, style: LibraryStyle) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from wattcast.core import files
 from wattcast.core.strict_files import FitStatus
-from wattcast.hardware import Gpu
-from wattcast.hardware.catalogue_reader import strip_board
+from wattcast.hardware import Gpu, strip_board
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
 from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule
 

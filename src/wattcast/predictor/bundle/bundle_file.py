@@ -20,7 +20,6 @@ from wattcast.core import bad_value, check_names, dataclass, field, files, repla
 from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.strict_files import FitStatus, Provenance, convert_plain, decode_json, decode_yaml, read_bytes
 from wattcast.core.tree_ensemble import TreeEnsemble
-from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
 from wattcast.power.power_model import PowerModel, build_power_model
 from wattcast.predictor.bundle.support_widening import (
@@ -240,7 +239,7 @@ def read_bundle(path: Path) -> Bundle:
 @cache
 def shipped_bundle(gpu: str) -> Bundle | None:
     """Return the bundle that ships for this GPU, for the mean of its boards, or None."""
-    path = files("wattcast.predictor.bundle").joinpath(strip_board(gpu), "bundle.json")
+    path = files("wattcast.predictor.bundle").joinpath(hardware.strip_board(gpu), "bundle.json")
     return read_bundle(path) if path.is_file() else None
 
 

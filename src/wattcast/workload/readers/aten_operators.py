@@ -180,11 +180,8 @@ def _map_rows(call: AtenCall) -> list[Operator]:
     if softmax:
         dim = x.shape[call.numbers[0]] if x.shape else 1
         out, log = None if call.out.dtype is x.dtype else call.out.dtype, call.name.startswith("_log")
-        rows = max(x.numel // dim, 1)
-        return [
-            *ops,
-            operator_types.Softmax(rows, dim, dtype=x.dtype, out_dtype=out, backward=call.backward, log=log),
-        ]
+        sizes = max(x.numel // dim, 1), dim, out, call.backward
+        return [*ops, operator_types.Softmax(*sizes, log=log, dtype=x.dtype)]
     if "group" in call.name:
         dim = x.numel // (call.numbers[0] * call.numbers[3])  # pictures times groups
     else:
