@@ -115,6 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: (
             item.name != "test_style_and_types[mypy]",
             not is_alone(item),
+            "measured" not in getattr(item, "fixturenames", ()),  # a campaign of half a minute, in one worker
             item.path.parent.name not in ("web", "microbench", "docs"),
             item.path.parent.name == "measure",
         )
