@@ -350,15 +350,31 @@ def test_weights_are_filled_by_what_they_are() -> None:
     model.register_parameter("weight", torch.nn.Parameter(narrow, requires_grad=False))
     model.register_parameter("weight_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False))
     model.register_parameter("input_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False))
+    codes = torch.zeros(32, 16, dtype=torch.int32)  # Marlin packs eight weights in each
+    model.register_parameter("packed_weight", torch.nn.Parameter(codes, requires_grad=False))
+    scales = torch.zeros(32, 4, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    model.register_parameter("packed_weight_scale", torch.nn.Parameter(scales, requires_grad=False))
+    kinds = {name: type(name, (), {"__module__": "triton_kernels.tensor"}) for name in ("Tensor", "MXScaleLayout")}
+    wrapped, their_scales = kinds["Tensor"](), kinds["Tensor"]()
+    with torch.inference_mode():  # as an engine holds experts in mxfp4
+        wrapped.storage = SimpleNamespace(data=torch.zeros(64, 64, dtype=torch.uint8), layout=None)
+        told = SimpleNamespace(data=torch.zeros(64, 4, dtype=torch.uint8), layout=kinds["MXScaleLayout"]())
+    their_scales.storage = told
     worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
     libraries = SimpleNamespace(
         no_grad=torch.no_grad,
         cuda=SimpleNamespace(synchronize=lambda: None),
+        inference_mode=torch.inference_mode,
         float8_e4m3fn=torch.float8_e4m3fn,
+        uint8=torch.uint8,
         randn=torch.randn,
     )
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
-    assert fill_weights(engine, libraries) == 64 * 64 + 256 * 128
+    assert fill_weights(engine, libraries) == 64 * 64 + 256 * 128 + 32 * 16 + 64 * 64 + 64 * 4
+    assert model.packed_weight.unique().numel() > 500
+    assert set(model.packed_weight_scale.float().flatten().tolist()) == {2.0**-7}
+    assert wrapped.storage.data.unique().numel() > 200
+    assert set(told.data.flatten().tolist()) == {120}  # e8m0 of 2^-7
     assert 0.015 < model[0].weight.detach().std().item() < 0.025
     assert 0.015 < (model.weight.float() * model.weight_scale).std().item() < 0.025
     assert model.input_scale == 1.0

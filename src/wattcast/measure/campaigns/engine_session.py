@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -475,12 +475,13 @@ def fill_cache(engine: Any, torch: Any) -> int:
 
 
 WEIGHT_SPREAD, FP8_SPREAD = 0.02, 64.0
+FP4_SCALE = 120  # the byte of an e8m0 scale of 2^-7, which makes N(0, 0.02) of fp4 codes that are equally likely
 
 
 def fill_weights(engine: Any, torch: Any) -> int:
     """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where none is reached.
 
-    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that.
+    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that. Packed codes become random bits.
     """
     filled = 0
     try:
@@ -488,10 +489,15 @@ def fill_weights(engine: Any, torch: Any) -> int:
             model = engine.model_executor.driver_worker.model_runner.get_model()
             for name, parameter in model.named_parameters():
                 if "scale" in name:
-                    if "weight_scale" in name:
+                    if "weight_scale" in name and parameter.element_size() == 1:
+                        parameter.view(torch.uint8).fill_(FP4_SCALE)
+                    elif "weight_scale" in name:
                         parameter.fill_(WEIGHT_SPREAD / FP8_SPREAD)
                 elif parameter.ndim <= 1:
                     parameter.fill_(1.0 if "norm" in name else 0.0)
+                elif not parameter.is_floating_point():
+                    parameter.view(torch.uint8).random_(0, 256)
+                    filled += parameter.numel()
                 elif parameter.element_size() > 1:
                     parameter.normal_(0.0, WEIGHT_SPREAD)
                     filled += parameter.numel()
@@ -499,11 +505,23 @@ def fill_weights(engine: Any, torch: Any) -> int:
                     for part in parameter.split(max(2**26 // parameter[0].numel(), 1)):
                         part.copy_(torch.randn(part.shape, device=part.device).mul_(FP8_SPREAD).to(part.dtype))
                     filled += parameter.numel()
+        with torch.inference_mode():
+            for codes, are_scales in list_packed_weights():
+                codes.fill_(FP4_SCALE) if are_scales else codes.random_(0, 256)
+                filled += codes.numel()
         torch.cuda.synchronize()
     except Exception as error:
         say(f"the weights stay dummies: {type(error).__name__}: {error}")
         return 0
     return filled
+
+
+def list_packed_weights() -> Iterator[tuple[Any, bool]]:
+    """Yield the bytes of experts in mxfp4 and whether they are scales: Triton's own tensors, no parameters."""
+    for item in gc.get_objects():
+        wrapped = type(item).__name__ == "Tensor" and "triton_kernels" in type(item).__module__
+        if wrapped and item.storage.data.element_size() == 1:
+            yield item.storage.data, "Scale" in type(item.storage.layout).__name__
 
 
 if __name__ == "__main__":
