@@ -550,6 +550,7 @@ class StateScan(Operator):
     token of a head costs 2QK·g/h (scores inside the chunk), 2QV (their sum of values) and 4KV (into and out of the
     state) [Dao2024, section 6]. The delta rule solves a triangle besides: 2QK·g/h + 2Q(K + V) + 2Q²/3 + 2KV more
     [Yang2024]. A single token costs 6KV, by the delta rule 8KV. ``resumed``: an earlier state is read.
+    ``wide_state``: the state is kept in fp32.
 
     Mamba's first rule decays every value of the state by itself, so that heads are channels (V = 1) and tokens follow
     one another: 7K each, for exp(Δ·A), (Δ·x)·B, the state's a·h + b and the sum of C·h [Gu2023, algorithm 2].
@@ -566,6 +567,7 @@ class StateScan(Operator):
     chunk: int
     rule: str = "mamba2"
     resumed: bool = False
+    wide_state: bool = False
 
     @cached_property
     def work(self) -> OperatorWork:
@@ -581,7 +583,7 @@ class StateScan(Operator):
             if delta:
                 each += scores + 2.0 * chunk * (k + v) + 2.0 * chunk * chunk / 3.0 + 2.0 * k * v
         tokens = float(self.batch) * self.length
-        state = self.batch * self.heads * k * v * self.dtype.byte  # of all sequences
+        state = self.batch * self.heads * k * v * (4 if self.wide_state else self.dtype.byte)  # of all sequences
         token = self.heads * self.value_dim + 2 * self.key_heads * self.key_dim + 2 * self.heads
         read = self.dtype.byte * tokens * token + state * self.resumed
         write = self.dtype.byte * tokens * self.heads * v + state

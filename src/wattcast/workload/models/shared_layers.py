@@ -34,6 +34,7 @@ class StateDims:
     norm: bool = True  # a gated norm before the last product; of Mamba: norms of steps, keys and queries (Jamba)
     conv_bias: bool = True
     bias: bool = False  # of the products
+    wide_state: bool = False  # an engine keeps the state in fp32 (vLLM: of Nemotron-H)
 
 
 # Positions and masks, which Hugging Face builds once a pass.

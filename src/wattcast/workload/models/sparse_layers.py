@@ -293,9 +293,11 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         out = pointwise("mul", gate, mixed)
         return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
     # the state of each head is carried along the tokens and stays in the cache
-    tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * x.dtype.byte if run.cached else 0
+    fp32 = dims.wide_state and run.engine
+    width = 4 if fp32 else x.dtype.byte
+    tape.cache_byte += batch * heads * dims.key_dim * dims.value_dim * width if run.cached else 0
     sizes = batch, length, heads, groups, dims.key_dim, dims.value_dim, min(dims.chunk, length)
-    scan = StateScan(*sizes, rule, resumed=run.past > 0, dtype=mixed.dtype)
+    scan = StateScan(*sizes, rule, resumed=run.past > 0, wide_state=fp32, dtype=mixed.dtype)
     out = tape.launch(scan, (mixed,), (batch, length, heads * dims.value_dim))
     if dims.norm and rule != "mamba":
         dim = dims.value_dim if rule == "delta" else inner
