@@ -251,6 +251,34 @@ def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
     assert [library(*of) for of in chips] == [set(), {"oai"}, {"marlin"}, {"marlin"}, {"trtllm"}]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "measured_s"), [(1, 54e-6), (16, 172e-6), (64, 183e-6), (256, 328e-6), (2048, 937e-6)]
+)
+def test_experts_of_gpt_oss_take_as_long_as_in_an_engine(tokens: int, measured_s: float) -> None:
+    """Kernels of a layer of gpt-oss-20b in vLLM 0.25.1 on an H200, summed up; nothing was fitted to them.
+
+    As tensor work over bytes alone, a token would take 30 us and 64 tokens 130.
+    """
+    layer = {"tokens": tokens, "experts": 32, "top_k": 4, "hidden": 2880, "intermediate": 2880}
+    op = {"op": "engine_experts", "weights": "fp4", "scales": "mx", "kernel": "", **layer}
+    found = wattcast.predict({"name": "layer", "ops": [op]}, "h200", host_launch=0.0, clock="1.98GHz")
+    assert found.latency_s == pytest.approx(measured_s, rel=0.22)
+
+
+def test_tiles_of_packed_experts_follow_the_mean_tokens_of_an_expert() -> None:
+    experts = FusedExperts(64, 32, 4, 2880, 2880, weights="fp4", scales="mx")
+    more = [replace(experts, tokens=tokens) for tokens in (1, 64, 256, 320, 4096)]
+    assert [expert_tile(op, "oai") for op in more] == [
+        (16, 256.0),
+        (16, 256.0),
+        (32, 256.0),
+        (64, 256.0),
+        (128, 256.0),
+    ]
+    shared = replace(experts, tokens=12, experts=1, top_k=1, elsewhere=1524, gpus=128)
+    assert expert_tile(shared, "oai") == (128, 256.0), "tokens of other GPUs count"
+
+
 def test_experts_know_for_which_shapes_vllm_has_tuned_tiles() -> None:
     """Mixtral's have tables in bf16 and fp8, its halves none for blocks of scales; DeepSeek-V2-Lite's have none."""
     mixtral, half, lite = (FusedExperts(64, 8, 2, 4096, inner) for inner in (14336, 7168, 1408))

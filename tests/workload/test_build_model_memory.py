@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from wattcast.core.errors import BadInput
+from wattcast.core.records import replace
 from wattcast.workload import ModelOptions, build_graph, build_model, model_catalogue
 from wattcast.workload.build_model import count_parameters
+from wattcast.workload.engine_operators import FusedExperts, StateScan, WeightOnlyProduct
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "bert-large", "resnet50", "deepseek-v3"])
@@ -26,6 +28,31 @@ def test_all_stacks_hold_the_same_weights(name: str) -> None:
         for s, q in (("eager", None), ("compiled", None), ("engine", "none"))
     }
     assert len(held) == 1
+
+
+@pytest.mark.parametrize(("name", "checkpoint_gib"), [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)])
+def test_of_gpt_oss_only_the_experts_are_narrow(name: str, checkpoint_gib: float) -> None:
+    """Sizes of the checkpoints: OpenAI's model card, table 1. With narrow attention the smaller one was 12.0 GiB."""
+    held = build_model.compute_footprint(name, ModelOptions(phase="decode", seq=64, stack="engine"))
+    assert held.weight_byte / 2**30 == pytest.approx(checkpoint_gib, abs=0.06)
+    calls = [op for op, _ in build_graph(name, ModelOptions(phase="decode", seq=64, stack="engine")).calls()]
+    assert {op.weights for op in calls if isinstance(op, FusedExperts)} == {"fp4"}
+    assert not [op for op in calls if isinstance(op, WeightOnlyProduct)]
+    everywhere = build_graph(name, ModelOptions(phase="decode", seq=64, stack="engine", weights="fp4"))
+    assert [op for op, _ in everywhere.calls() if isinstance(op, WeightOnlyProduct)], "--weights is of all layers"
+
+
+def test_the_state_of_nemotron_is_kept_in_fp32_by_engines() -> None:
+    """vLLM 0.25.1 does so unless the configuration names another format (``NemotronHForCausalLMConfig``)."""
+    sizes = {"phase": "decode", "seq": 64}
+    held, eager = (
+        build_model.compute_footprint("nemotron-h-8b", ModelOptions(stack=stack, **sizes)).cache_byte
+        for stack in ("engine", "eager")
+    )
+    assert held - eager == 24 * 128 * 64 * 128 * 2
+    scans = [op for op, _ in build_graph("nemotron-h-8b", ModelOptions(stack="engine", **sizes)).calls()]
+    (scan,) = [op for op in scans if isinstance(op, StateScan)]
+    assert scan.write_byte - replace(scan, wide_state=False).write_byte == 128 * 64 * 128 * 2
 
 
 def test_the_cache_is_two_vectors_a_token_a_layer_a_head() -> None:

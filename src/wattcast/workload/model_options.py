@@ -65,6 +65,7 @@ class WeightRecipe:
     expert_scales: str = ""
     group: int = -1  # weights that share a scale; -1: a whole row
     zero_points: bool = False
+    experts_alone: bool = False  # of a mixture only the experts are narrow, as gpt-oss was published
 
 
 _INT4_BIT, _AWQ_BIT = 4.0 + 16.0 / 128.0, 4.0 + (16.0 + 4.0) / 128.0  # a scale of 16 bit, a zero of 4, for 128
@@ -75,14 +76,14 @@ RECIPES = {
     "awq": WeightRecipe("int4", _AWQ_BIT, "marlin", None, "", "group", 128, True),
     "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
     "gptq-8bit": WeightRecipe("fp8", 8.0 + 16.0 / 128.0, "marlin", None, "", "group", 128),
-    "mxfp4": WeightRecipe("fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32),
+    "mxfp4": WeightRecipe("fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32, experts_alone=True),
     "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
 }
 UNQUANTIZED = "none"  # for a model whose published weights are narrow
 WEIGHT_ONLY = {  # --weights
     "int4": RECIPES["gptq"],
     "fp8": WeightRecipe("fp8", 8.0, "marlin"),
-    "fp4": RECIPES["mxfp4"],
+    "fp4": replace(RECIPES["mxfp4"], experts_alone=False),
 }
 KV_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP8)
 

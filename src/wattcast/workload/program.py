@@ -51,6 +51,7 @@ class PassSettings:
     fp8_products: bool = False  # training: linear layers multiply in fp8, weights stay in ``dtype``
     fused_training: bool = False  # windows and sinks are part of the attention kernel, as in training frameworks
     recipe: WeightRecipe | None = None  # of an engine's weights; None: as ``weight_dtype``
+    experts_alone: bool = False  # the recipe is that of experts; other linear layers are as ``weight_dtype``
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
     @property

@@ -318,6 +318,9 @@ def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, f
     if kernel == "marlin":  # the smallest block that an expert's tokens fill to less than nine tenths
         each = (op.picks + op.elsewhere) / op.experts
         return next((rows for rows in (8, 16, 32, 48) if each < 0.9 * rows), 64), 128.0
+    if kernel == "oai":  # the power of two above the mean tokens of an expert, visits to other GPUs included
+        each = max((op.picks + op.elsewhere) // op.experts, 1)
+        return min(max(1 << (each - 1).bit_length(), 16), 128), 256.0
     if op.scales == "block":
         return (16, 64.0 if tokens < 16 else 128.0) if tokens <= 64 else (64, 128.0)
     if kernel == engine.SMALL_TILES:
@@ -332,6 +335,12 @@ def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, f
 # Flops of padded tiles and bytes of weights that an SM gets through a cycle in Marlin's kernels, whatever its tensor
 # cores and memory could do (mma.sync, weights widened in between): least error on 537 public rows of an H200
 _MARLIN_FLOP, _MARLIN_BYTE = 1300.0, 14.0
+# Weights that an SM widens a cycle in OpenAI's Triton kernels, before it multiplies; kernels of a layer, and more of
+# them where experts are shared: least error on 283 public rows of an H200
+_OAI_WEIGHTS, _OAI_LAUNCHES, _OAI_SHARING = 34.0, 10.0, 9.0
+# Bytes of shared memory that widening a weight draws as much as: 12 layers of gpt-oss-20b in vLLM on an H200, random
+# against zero weights, batches of 1 to 256 (9 to 22)
+_OAI_SHARED = 15.0
 _EXPERT_SLOTS = 2.0  # tiles that an SM runs at once
 _ZERO_STEPS = 20.0  # that a tile of zeros takes: least error on public rows of 2 and more GPUs (vLLM 0.22, H200)
 
@@ -384,12 +393,17 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     gone = 1.0 - float(resident_share(weight, reference.l2_byte)) if warm else 1.0
     outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
     unit_flop = 6.0 * padded * hidden * inner / tiles
+    slots = _EXPERT_SLOTS
+    if kernel == "oai":  # gates in the first product
+        slots, steps, launches = 1.0, 6.0, _OAI_LAUNCHES + _OAI_SHARING * (op.gpus > 1)
+        between = 4.0 * picks * (hidden + inner)
+        unit_flop += rate * loads * side / (tiles * _OAI_WEIGHTS)
     if kernel == "marlin":
         unit_flop = max(unit_flop, rate * max(unit_flop / _MARLIN_FLOP, op.expert_byte / (across * _MARLIN_BYTE)))
     work = (
         *(tiles, unit_flop, steps, launches),
-        *(load_byte, 3.0 * load_byte),
-        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, _EXPERT_SLOTS, 0.0),
+        *(load_byte, 3.0 * load_byte + _OAI_SHARED * loads * side * (kernel == "oai")),
+        *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, slots, 0.0),
     )
     kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
     plain = {

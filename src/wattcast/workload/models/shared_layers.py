@@ -101,7 +101,7 @@ def project(
     ``in_major`` weights are stored as ``[in, out]`` (GPT-2's Conv1D), so their gradient is as well.
     """
     tape = x.tape
-    if run.recipe is not None and not wide:
+    if run.recipe is not None and not (wide or run.experts_alone):
         return project_narrow(run, x, features, run.recipe, bias)
     weight = tape.parameter(features, x.shape[-1], dtype=run.dtype if wide else run.weight_dtype)
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
