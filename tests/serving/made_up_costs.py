@@ -18,6 +18,7 @@ NO_HOST = HostTimes(
             *(
                 "launch_same_layer",
                 "launch_loose_layer",
+                "launch_scan",
                 "output",
                 "output_per_sequence",
                 "admit",
@@ -29,8 +30,10 @@ NO_HOST = HostTimes(
     governor_s=0.075,
     waiting_power=1.0,
     expert_layers=0.0,
+    packed_expert_layers=0.0,
     latent_layers=0.0,
     shared_layers=0.0,
+    scan_layers=1.0,
     launch_spread=0.0,
     launch_memory=0.0,
     visible_memory=1.0,

@@ -157,6 +157,7 @@ class HostTimes:
     launch_layer_s: float  # of a step with prompts whose layers are graphs
     launch_same_layer_s: float  # of such a step, when the one before replayed the same graphs
     launch_loose_layer_s: float  # of a step without graphs
+    launch_scan_s: float  # of a step with prompts, on top: the scan of a layer, which no graph holds
     output_s: float
     output_per_sequence_s: float
     admit_s: float  # to take in one request
@@ -165,8 +166,10 @@ class HostTimes:
     governor_s: float  # time over which the power limit averages
     waiting_power: float  # power between kernels, as a multiple of idle power
     expert_layers: float  # layers that launching the fused experts of a layer is worth, without graphs
+    packed_expert_layers: float  # the same of experts in mxfp4 (OpenAI's Triton kernels)
     latent_layers: float  # layers that latent attention of a layer is worth beside a plain one, without graphs
     shared_layers: float  # layers that a shared expert of a layer is worth, without graphs
+    scan_layers: float  # layers that a layer with a scan is worth, without graphs
     launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
     launch_memory: float  # correlation of that logarithm with the one of the step before
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one

@@ -98,6 +98,7 @@ class StepCosts:
     assumptions: tuple[str, ...]
     stages: int = 1  # of the pipeline, each with a batch of its own
     lanes: int = 1  # stages times data-parallel engines that share experts
+    scans: int = 0  # layers whose scan no graph holds where there are prompts
 
     @property
     def clocks(self) -> int:
@@ -139,6 +140,7 @@ class StepCosts:
         host = self.host
         loose = tokens > host.capture_sizes[-1]
         layers_s = host.launch_loose_layer_s * self.loose_layers if loose else layer_s * self.layers
+        layers_s += host.launch_scan_s * self.scans * (loose or layer_s > 0.0)
         return host.launch_graph_s + host.launch_graph_per_sequence_s * decodes + layers_s * factor
 
     def mixed_cost(self, *step: *StepShape) -> Array:
@@ -249,6 +251,8 @@ def tabulate_step_costs(
     lower it.
     """
     host, bundle = load_host_times(), bundle_for(gpu)
+    if getattr(model.dims, "sink", False):  # of gpt-oss vLLM captures larger steps (``GptOssForCausalLMConfig``)
+        host = replace(host, capture_sizes=(*host.capture_sizes, *range(528, 1025, 16)))
     clocks_hz = _list_clocks(gpu, clock_hz)
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
     cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
@@ -296,12 +300,16 @@ def tabulate_step_costs(
     if stages > 1:  # while the last stage has its head, the others wait
         alone_s, alone_j = np.split(head_dense, 2, axis=-1)
         head_dense = np.concatenate([alone_s, (alone_j + (stages - 1) * watts * alone_s) / stages], axis=-1)
-    calls = [(op, count) for op, count in whole.calls() if isinstance(op, (*_ATTENTION, engine.FusedExperts))]
-    experts, latent = (
-        sum(count for op, count in calls if isinstance(op, kind)) for kind in (engine.FusedExperts, LatentAttention)
+    kinds_of_layers = (*_ATTENTION, engine.FusedExperts, engine.StateScan)
+    calls = [(op, count) for op, count in whole.calls() if isinstance(op, kinds_of_layers)]
+    experts, latent, scans = (
+        sum(count for op, count in calls if isinstance(op, kind))
+        for kind in (engine.FusedExperts, LatentAttention, engine.StateScan)
     )
     layers = sum(count for _, count in calls) - experts
-    expert_layers = host.expert_layers + host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
+    recipe = options.recipe
+    expert_layers = host.packed_expert_layers if recipe and recipe.experts_alone else host.expert_layers
+    expert_layers += host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
     alone = re.compile("no padding|one of .* stages|one of .* replicas")
     notes = [note for note in whole.assumptions if not alone.match(note)]
     notes.append(f"host times: {host.engine}, one process, asynchronous scheduling")
@@ -324,7 +332,8 @@ def tabulate_step_costs(
         idle_w=idle_w,
         waiting_w=watts,
         layers=stages * layers,
-        loose_layers=stages * (layers + expert_layers * experts + host.latent_layers * latent),
+        loose_layers=stages
+        * (layers + expert_layers * experts + host.latent_layers * latent + (host.scan_layers - 1.0) * scans),
         cache_tokens=cache_tokens // stages,
         cache_byte_per_token=stages * cache_byte_per_token,
         block_tokens=block_tokens,
@@ -335,6 +344,7 @@ def tabulate_step_costs(
         assumptions=(*notes, cache_note, *shared, *bundle.assumptions),
         stages=stages,
         lanes=stages * options.dp,
+        scans=stages * scans,
     )
 
 
