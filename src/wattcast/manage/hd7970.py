@@ -209,9 +209,8 @@ def _phase_demand(
     exponent = card["overlap_base"] + card["overlap_per_occupancy"] * kernel["occupancy"]
     valu_part, dram_part = kernel["valu"] * valu, kernel["dram"] * dram
     overlapped = (valu_part**exponent + dram_part**exponent) ** (1.0 / exponent)
-    scale = (
-        units.parse(kernel["time"], "s", kernel["name"]) * work / (overlapped + kernel["serial"] + kernel["fixed"])
-    )
+    relative = overlapped + kernel["serial"] + kernel["fixed"]
+    scale = units.parse(kernel["time"], "s", kernel["name"]) * work / relative
     found = {"valu_s": valu_part, "dram_s": dram_part, "fetch_s": kernel["fetch"] * dram}
     found |= {"serial_s": kernel["serial"], "fixed_s": kernel["fixed"]}
     found = {name: part * scale for name, part in found.items()}

@@ -134,9 +134,8 @@ class Lattice:
 
     def contains(self, settings: Settings) -> bool:
         """Tell whether a setting exists."""
-        return len(settings) == len(self.shape) and all(
-            0 <= level < n for level, n in zip(settings, self.shape, strict=True)
-        )
+        inside = (0 <= level < n for level, n in zip(settings, self.shape, strict=False))
+        return len(settings) == len(self.shape) and all(inside)
 
     def level_values(self, settings: Settings) -> tuple[float, ...]:
         """Return the SI values of a setting."""

@@ -216,7 +216,7 @@ class SearchView:
     ) -> None:
         """Score all settings seen. ``beliefs`` come from counters; None takes them from the sensing step."""
         objective, tuning = problem.objective, problem.tuning
-        self.problem, self.seen, self.runs, self._memory = problem, memory.seen, memory.runs, memory
+        self.problem, self.memory, self.seen, self.runs = problem, memory, memory.seen, memory.runs
         self.knobs, self.held = memory.knobs, memory.held
         capped = check_cap and objective.cap_w is not None
         self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap) if capped else None
@@ -257,7 +257,7 @@ class SearchView:
         if objective.slowdown is not None and reference is not None:
             limits.append(reference.log_time + math.log1p(objective.slowdown))
         if limits:
-            sigma, limit = self._memory.time_sigma(tuning.prior_time), min(limits)
+            sigma, limit = self.memory.time_sigma(tuning.prior_time), min(limits)
             repeats = 1.0 / reference.runs if reference and objective.slowdown is not None else 0.0
             for s, (runs, time, _) in self.seen.items():
                 margin = tuning.bound_sigmas * sigma * math.sqrt(1.0 / runs + repeats)
@@ -349,12 +349,3 @@ class SearchView:
         """Return what all runs off the best setting have cost, in runs' worth of the objective."""
         floor = self.score[self.best]
         return sum(x.runs * math.expm1(min(self.score[s] - floor, 3.0)) for s, x in self.seen.items())
-
-    def sensing_error(self) -> float:
-        """Return the standard error of the sensed sensitivity."""
-        sensing = self.problem.sensing_step(self.default)
-        assert sensing is not None
-        low, ratio = sensing
-        runs = 1.0 / self.seen[low].runs + 1.0 / self.seen[self.default].runs
-        time_sigma = self._memory.time_sigma(self.problem.tuning.prior_sigma / self.problem.time_weight)
-        return time_sigma * math.sqrt(runs) / ratio

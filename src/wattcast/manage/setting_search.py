@@ -8,6 +8,7 @@ not what it will bring.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from operator import sub
 from typing import NamedTuple
@@ -103,10 +104,11 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
     """
     if not view.measured:
         return None
-    problem, seen, sensing = view.problem, view.seen, view.problem.sensing_step(view.default)
-    if sensing is None or view.default not in seen:
+    problem, tuning, seen, high = view.problem, view.problem.tuning, view.seen, view.default
+    sensing = problem.sensing_step(high)
+    if sensing is None or high not in seen:
         return None
-    low, high = sensing[0], view.default
+    low, ratio = sensing
     if low not in seen:
         return low if view.permits(low) else None
     which = problem.memory
@@ -115,11 +117,13 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
     here, levels = view.best[which], problem.lattice.knobs[which].levels
     if here == 0 or view.neighbours(which)[0] is not None:
         return None
-    if levels[here] / levels[here - problem.stride_down[which][here]] <= problem.tuning.risky_ratio:
+    if levels[here] / levels[here - problem.stride_down[which][here]] <= tuning.risky_ratio:
         return None
     fewest = min(low, high, key=lambda s: seen[s].runs)
-    is_open = abs(view.beliefs.bandwidth - LOW_EDGE) < problem.tuning.confident * view.sensing_error()
-    return fewest if is_open and seen[fewest].runs < problem.tuning.rival_runs else None
+    time_sigma = view.memory.time_sigma(tuning.prior_sigma / problem.time_weight)
+    error = time_sigma * math.sqrt(1.0 / seen[low].runs + 1.0 / seen[high].runs) / ratio  # of the sensitivity
+    is_open = abs(view.beliefs.bandwidth - LOW_EDGE) < tuning.confident * error
+    return fewest if is_open and seen[fewest].runs < tuning.rival_runs else None
 
 
 def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:

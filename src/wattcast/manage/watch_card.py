@@ -171,11 +171,8 @@ def find_catalogue_gpu(name: str) -> Gpu | None:
 
     Drivers write SXM2 to SXM5 where the catalogue has sxm, and tell an H100 of that form by its HBM3 alone.
     """
-    words = (
-        re.sub(r"nvidia|tesla|geforce|sxm\d", lambda m: "sxm" * (m[0][:3] == "sxm"), name.lower())
-        .replace("-", " ")
-        .split()
-    )
+    short = re.sub(r"nvidia|tesla|geforce|(sxm)\d", lambda m: m[1] or "", name.lower())
+    words = short.replace("-", " ").split()
     guesses = ["-".join(words[:n]) for n in range(len(words), 0, -1)]
     if words and words[-1] == "hbm3":
         guesses.insert(0, f"{words[0]}-sxm")

@@ -80,24 +80,22 @@ class MicroCampaign:
                 say(f"{self.kind}: budget spent after {place} of {len(tasks)} rows")
                 return
             write_heartbeat(self.out, name, self.kind)
-            blank = replace(task.blank, date=format_now())
+            row, failed = replace(task.blank, date=format_now()), None
             try:
-                row = task.measure(blank)
+                row = task.measure(row)
             except Exception as error:
-                row = replace(blank, error=f"{type(error).__name__}: {error}"[:400])
-                self.journal.append(asdict(row))
-                say(f"{place + 1}/{len(tasks)} {name}: {row.error[:160]}")
-                if isinstance(error, DeviceFault):
-                    raise
-                if self.bench is not None and isinstance(error, Refused) and self.bench.sampler.lost:
-                    raise DeviceFault(str(error)) from error
-                if self.bench is not None and not self.bench.sampler.healthy:
-                    self.bench.sampler.restart()
-                continue
+                row, failed = replace(row, error=f"{type(error).__name__}: {error}"[:400]), error
             self.journal.append(asdict(row))
             now_s = time.monotonic()
             spent = f"({now_s - began_s:.1f} s, {self.deadline_s - now_s:.0f} s left)"
-            say(f"{place + 1}/{len(tasks)} {describe_row(row)} {spent}")
+            said = f"{name}: {row.error[:160]}" if failed else f"{describe_row(row)} {spent}"
+            say(f"{place + 1}/{len(tasks)} {said}")
+            if isinstance(failed, DeviceFault):
+                raise failed
+            if failed and self.bench is not None and not self.bench.sampler.healthy:
+                if isinstance(failed, Refused) and self.bench.sampler.lost:
+                    raise DeviceFault(str(failed)) from failed
+                self.bench.sampler.restart()
 
 
 def describe_row(row: MicroRow) -> str:

@@ -188,9 +188,8 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
 
 def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]) -> None:
     device, benchmarks = bench.device, find_benchmarks(names)
-    on_file = campaign.journal.ids
     compiled = CompiledKernels(device.architecture)
-    if missing := [b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in on_file]:
+    if missing := [b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in campaign.journal.ids]:
         compiled.start(missing, microbench_campaign.worker_count())
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]

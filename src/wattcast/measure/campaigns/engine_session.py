@@ -383,9 +383,7 @@ def run_model(order: dict[str, Any]) -> int:
             room = facts["cache_tokens"], facts["max_seqs"]
             session = EngineSession(request, model, bench, deadline_s, run, *room, fill_weights=fill)
             session.append(f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts)
-            engine_steps.warm_engine(
-                bench, tuple(tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len)
-            )
+            engine_steps.warm_engine(bench, tuple(n for n in WARM_PROMPTS if n + 2 < model.max_model_len))
             gc.collect()
             gc.freeze()
             bench.sleep(0.5)

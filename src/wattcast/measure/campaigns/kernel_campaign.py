@@ -33,6 +33,7 @@ SUSTAINED |= {"elementwise": 48, "attention": 38}
 PATTERNS = {"linear": 12, "bmm": 3, "conv2d": 4, "attention": 4, "elementwise": 4}
 PATTERNS |= {"softmax": 1, "layernorm": 1, "rmsnorm": 1}
 CAPPED = {"linear": 40, "attention": 14, "conv2d": 8, "bmm": 2}
+CLOCKED = {"linear": 40, "attention": 12, "conv2d": 10, "bmm": 6, "elementwise": 8}
 DUTIES = (0.33, 0.50, 0.70)
 CAPPED_WANTED = 40
 BURST_REPEATS = 120
@@ -85,9 +86,8 @@ def duty_step(campaign: KernelCampaign) -> None:
         if done >= wanted:
             break
         save_row(campaign, RowKind.SUSTAINED, spec)
-        sustained = find_last_row(
-            campaign.journal(RowKind.SUSTAINED), operator_rows.make_row_id(RowKind.SUSTAINED, spec)
-        )
+        row_id = operator_rows.make_row_id(RowKind.SUSTAINED, spec)
+        sustained = find_last_row(campaign.journal(RowKind.SUSTAINED), row_id)
         if not campaign.few and "sw_power_cap" not in sustained.get("throttle", ()):
             campaign.counts["duty not capped"] += 1
             continue
@@ -129,10 +129,7 @@ def pattern_step(campaign: KernelCampaign) -> None:
 
 def clock_step(campaign: KernelCampaign) -> None:
     """Measure the effective clock in bursts, from elementwise kernels to the densest matrix products."""
-    specs = campaign.specs(
-        {"linear": 40, "attention": 12, "conv2d": 10, "bmm": 6, "elementwise": 8}, choose_sustained
-    )
-    for spec in campaign.within(specs, 0.5, "clock"):
+    for spec in campaign.within(campaign.specs(CLOCKED, choose_sustained), 0.5, "clock"):
         save_row(campaign, RowKind.CLOCK, spec)
 
 
