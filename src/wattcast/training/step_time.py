@@ -55,6 +55,7 @@ BLACKWELL_ATTENTION = 0.65
 NEWTON_SCHULZ = 5  # iterations of Muon
 HOST_LINK_SHARE = 0.8  # of a PCIe direction's rate, reached by copies from pinned memory
 CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
+_NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class SectionCost:
     backward: Array
     again: Array  # full recomputation that ends with the last tensor needed
     selective: Array
-    copies: tuple[Array, Array]  # of weights and gradients: without and with weights gathered
+    copies: Array  # of weights and gradients
+    gathered_copies: Array  # where weights are gathered
 
     def recomputed(self, strategy: TrainingStrategy) -> Array:
         """Return what is computed a second time: Megatron repeats the whole layer, PyTorch stops early."""
@@ -143,12 +145,13 @@ def cost_microbatches(
     works: Sequence[MicrobatchWork], recipe: TrainingRecipe, gpu: Gpu, at: OperatingPoint, bundle: Bundle
 ) -> list[MicrobatchCost]:
     """Predict the sections of several micro-batches at all clocks together; equal operators are analysed once."""
-    graphs = [
-        Graph("pass", (Block(tuple(part for op in ops for part in _as_launched(op, recipe, gpu)), section.repeat),))
-        for work in works
-        for section in work.sections
-        for ops in _section_operators(section, recipe)
-    ]
+    graphs = []
+    for section in (section for work in works for section in work.sections):
+        again = (section.again, section.selective) if section.is_layer else ((), ())
+        copies = [copy_operators(section, recipe, gathered) for gathered in (False, True)]
+        for ops in (section.forward, section.backward, *again, *copies):  # in the order of SectionCost
+            launched = (part for op in ops or _NOTHING for part in _as_launched(op, recipe, gpu))
+            graphs.append(Graph("pass", (Block(tuple(launched), section.repeat),)))
     slower = recipe.attention_slowdown * (BLACKWELL_ATTENTION if gpu.architecture == "blackwell" else 1.0)
     unique = list(dict.fromkeys(graphs))  # copies of weights are the same for all micro-batches
     found = dict(zip(unique, predict_graphs(unique, gpu, sweep_clocks(gpu, at), bundle), strict=True))
@@ -158,7 +161,7 @@ def cost_microbatches(
         sections: list[SectionCost] = []
         taken: list[Prediction] = []
         for section in work.sections:
-            here = [next(predictions) for _ in range(6)]  # of _section_operators
+            here = [next(predictions) for _ in fields(SectionCost)]
             taken += here[:2]
             each = []
             for p in here:
@@ -167,7 +170,7 @@ def cost_microbatches(
                     if isinstance(op.op, Attention):
                         cost = cost + (slower - 1.0) * np.stack([op.latency_s, op.energy_j])
                 each.append(cost / section.repeat)
-            sections.append(SectionCost(each[0], each[1], each[2], each[3], (each[4], each[5])))
+            sections.append(SectionCost(*each))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(taken)))
     return costs
 
@@ -194,16 +197,6 @@ def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operat
     if isinstance(op, Linear) and op.dtype is Dtype.FP8 and gpu.architecture == "blackwell":
         return (ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label),)
     return (op,)
-
-
-_NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
-
-
-def _section_operators(section: SectionWork, recipe: TrainingRecipe) -> list[tuple[Operator, ...]]:
-    """Return the six passes of a section: forward, backward, recomputations, copies without and with shards."""
-    again = (section.again, section.selective) if section.is_layer else ((), ())
-    copies = [copy_operators(section, recipe, gathered) for gathered in (False, True)]
-    return [ops or _NOTHING for ops in (section.forward, section.backward, *again, *copies)]
 
 
 def time_step(
@@ -284,7 +277,7 @@ def cost_stages(
     """Return what one micro-batch costs on each pipeline stage."""
     full = strategy.recompute is Recompute.FULL
     slowed = COMPUTE_SLOWED if links.gpu.architecture in ("volta", "ampere", "ada") else PERSISTENT_SLOWED
-    sharded = int(strategy.sharding is Sharding.ZERO3)
+    sharded = strategy.sharding is Sharding.ZERO3
     copied = 1.0  # the first gradient of a step stays where it was written, if it has the format it is summed in
     if not sharded and recipe.gradient_byte == recipe.dtype.byte:
         copied = (strategy.accumulation - 1) / strategy.accumulation
@@ -298,7 +291,8 @@ def cost_stages(
             repeated = section.is_layer
             again = each.recomputed(strategy) if repeated else np.zeros_like(each.forward)
             forward, forward_j = each.forward
-            backward, backward_j = each.backward + copied * each.copies[sharded] + again
+            copies = each.gathered_copies if sharded else each.copies
+            backward, backward_j = each.backward + copied * copies + again
             gather_s = scatter_s = 0.0
             if strategy.sharding in (Sharding.ZERO2, Sharding.ZERO3) and strategy.dp * strategy.cp > 1:
                 experts = section.expert_trained
