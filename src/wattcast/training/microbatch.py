@@ -393,25 +393,21 @@ def measure_memory(work: MicrobatchWork, recipe: TrainingRecipe, strategy: Train
         if strategy.interleave > 1 and stage == 0:
             flight *= 1.0 + (strategy.pp - 1) / (strategy.pp * strategy.interleave)
         trained = experts = frozen = kept = 0.0
-        largest_weight = 0.0
         for section in work.sections:
-            last = section.label != "embedding"
-            layers = (
-                section.repeat / strategy.pp if section.is_layer else float((stage == 0) != last or strategy.pp == 1)
-            )
-            trained += section.trained * layers
-            experts += section.expert_trained * layers
-            frozen += section.frozen * layers
-            if section.is_layer:
-                kept += layers * flight * section.kept_byte(strategy.recompute)
-                largest_weight = max(largest_weight, float(section.weights))
-            else:
-                kept += layers * section.saved_byte
+            last = strategy.pp - 1 if section.label != "embedding" else 0
+            times = section.repeat / strategy.pp if section.is_layer else float(stage == last)
+            trained += section.trained * times
+            experts += section.expert_trained * times
+            frozen += section.frozen * times
+            waiting = times * flight * section.kept_byte(strategy.recompute)
+            kept += waiting if section.is_layer else times * section.saved_byte
         again = max((section.saved_byte for section in work.layers), default=0)
         again *= 2 if strategy.recompute is Recompute.OFFLOAD else 1  # one layer computes, one travels
         here = [s for s in work.sections if stage or s.label != "head" or strategy.pp == 1]
         passing = max(max(s.peak_byte - s.saved_byte, s.input_byte) for s in here)  # saved bytes are counted already
-        gathered = 2 * largest_weight * recipe.dtype.byte if zero is Sharding.ZERO3 and shards > 1 else 0.0
+        gathered = 0.0
+        if zero is Sharding.ZERO3 and shards > 1:
+            gathered = 2.0 * max((layer.weights for layer in work.layers), default=0) * recipe.dtype.byte
         gradient_byte = share(trained, experts, Sharding.ZERO2, Sharding.ZERO3) * recipe.gradient_byte
         plain = recipe.gradient_byte == recipe.dtype.byte and strategy.recompute is Recompute.NONE
         if strategy.accumulation == 1 and plain:
