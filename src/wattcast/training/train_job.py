@@ -476,8 +476,7 @@ def _relative_interval(
 ) -> tuple[float, float]:
     """Return the ends of the step time over the prediction: the predictor's for compute, wide ones for exchanges."""
     total = sum(float(p.latency_s[-1]) for p in cost.predictions)
-    low = sum(float(p.interval.latency_s[-1, 0]) for p in cost.predictions) / total
-    high = sum(float(p.interval.latency_s[-1, 1]) for p in cost.predictions) / total
+    low, high = (sum(float(p.interval.latency_s[-1, end]) for p in cost.predictions) / total for end in (0, 1))
     waiting = float((step.exchange_s + step.bubble_s) / step.latency_s)
     spread = 0.3 if gpus <= node_gpus else 0.5
     compute = 1.0 - waiting

@@ -92,12 +92,11 @@ def print_training(console: Console, result: TrainingResult, details: bool = Fal
         console.print(f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time")
     if search:
         ways = new_table("strategy", "step", "J a GPU", "memory", title="Ways to share it, the best first")
-        for candidate in result.candidates[:20]:
-            step, need = candidate.step, units.show(candidate.memory.total_byte, "byte")
+        for way in result.candidates[:20]:
             took = ("does not fit", "")
-            if step is not None:
-                took = units.show(float(step.latency_s), "s"), units.show(float(step.energy_j), "J")
-            ways.add_row(str(candidate.strategy), *took, need)
+            if way.step is not None:
+                took = units.show(float(way.step.latency_s), "s"), units.show(float(way.step.energy_j), "J")
+            ways.add_row(str(way.strategy), *took, units.show(way.memory.total_byte, "byte"))
         console.print(ways)
     print_notes(console, result.assumptions if details else result.assumptions[:4])
 
