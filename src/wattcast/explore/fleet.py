@@ -38,6 +38,7 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prices import Prices, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.serving_result import parse_both_bounds
+from wattcast.serving.simulate_serving import find_language_model
 from wattcast.workload.model_options import ModelOptions
 
 LIMIT_S = 60.0  # of the solver
@@ -173,10 +174,10 @@ def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.S
         raise bad_value(
             where, "no batch, seq, phase or latency, which follow from traffic (tp beside prompt)", "some"
         )
-    more = {"prompt": item.prompt, "output": item.output, "headroom": headroom, "requests": SERVED_REQUESTS}
+    model, per_s = find_language_model(item.workload), units.parse_amount(item.rate, "/s", "rate", inclusive=False)
+    asked = (model, per_s, item.prompt, item.output, parse_both_bounds(item.ttft, item.tpot, plan_options.PERCENTILE))
     formats = ModelOptions.from_names(**item.options, stack="engine")
-    bounds = parse_both_bounds(item.ttft, item.tpot, plan_options.PERCENTILE)
-    return plan_options.read_demand(item.workload, item.rate, bounds, **more, options=formats)
+    return plan_options.ServiceDemand(*asked, headroom, options=formats, requests=SERVED_REQUESTS)
 
 
 def assign_fleet(

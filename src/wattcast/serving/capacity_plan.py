@@ -28,7 +28,7 @@ from wattcast.predictor.prices import PriceKeywords, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.plan_options import PlanAim, PlanOption, SearchRange, ServiceDemand, StepTables
 from wattcast.serving.serving_result import ServingResult, parse_both_bounds
-from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S
+from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 
@@ -207,17 +207,22 @@ def plan(
     check_names("objective", minimise, list(PlanAim))
     aim, money = PlanAim(minimise), parse_prices(**prices)
     formats = {"dtype": dtype, "quantization": quantization, "kv_dtype": kv_dtype, "weights": weights}
-    demand = plan_options.read_demand(
-        model,
-        rate,
+    most_w = math.inf if site_power is None else units.parse_amount(site_power, "W", "site_power", inclusive=False)
+    demand = ServiceDemand(
+        find_language_model(model),
+        units.parse_amount(rate, "/s", "rate", inclusive=False),
+        prompt,
+        output,
         parse_both_bounds(ttft, tpot, plan_options.PERCENTILE),
-        **{"prompt": prompt, "output": output, "arrivals": arrivals, "seed": seed, "requests": requests},
-        **{"spare_replicas": spare_replicas, "aim": aim, "prices": money},
         headroom=units.parse_amount(headroom, "", "headroom"),
-        site_power_w=math.inf
-        if site_power is None
-        else units.parse_amount(site_power, "W", "site_power", inclusive=False),
+        spare_replicas=spare_replicas,
+        site_power_w=most_w,
+        arrivals=arrivals,
         options=ModelOptions.from_names(**formats, stack="engine"),
+        seed=seed,
+        requests=requests,
+        aim=aim,
+        prices=money,
     )
     if spare_replicas < 0:
         raise bad_value("spare_replicas", "zero or more", spare_replicas)

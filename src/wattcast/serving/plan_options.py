@@ -15,7 +15,6 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from wattcast.predictor.uncertainty import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace
 from wattcast.serving.engine_simulator import EngineSettings
 from wattcast.serving.serving_result import LatencyBound, ServingResult
-from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, find_language_model, serve_trace
+from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, serve_trace
 from wattcast.serving.step_costs import StepCosts, predict_token_cost, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelSpec
@@ -119,14 +118,6 @@ class ServiceDemand:
                 return (math.inf if cost is None else cost), joules
             case _:
                 return joules, float(gpus)  # carbon is energy times one number
-
-
-def read_demand(
-    model: str | Path | ModelSpec, rate: str | float, bounds: tuple[LatencyBound, ...], **more: Any
-) -> ServiceDemand:
-    """Return the demand for a language model by its name or file; ``more`` are fields of ``ServiceDemand``."""
-    per_s = units.parse_amount(rate, "/s", "rate", inclusive=False)
-    return ServiceDemand(find_language_model(model), per_s, bounds=bounds, **more)
 
 
 @dataclass(frozen=True)
