@@ -53,29 +53,26 @@ def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     rows = read_shipped_table("wattcast.explore", "varied_fields.csv")
     found = {row["name"]: msgspec.convert(row, VariedField, strict=False) for row in rows}
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
-    for head, rates in pipes.items():
-        for dtype in rates:
-            name, unit = f"pipes.{head}_per_cycle_sm.{dtype}", "op" if dtype.startswith("int") else "flop"
-            column = f"pipes.{head}_flop_per_cycle.{dtype}"
-            found[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
+    for head, dtype in ((head, dtype) for head, rates in pipes.items() for dtype in rates):
+        name, unit = f"pipes.{head}_per_cycle_sm.{dtype}", "op" if dtype.startswith("int") else "flop"
+        column = f"pipes.{head}_flop_per_cycle.{dtype}"
+        found[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
     return found
 
 
 def find_field(name: str, gpu: Gpu) -> VariedField:
     """Find a field by its name in the catalogue, its column, or a short name."""
     known = list_fields(gpu)
-    table = {errors.fold_name(key): key for key in known}
-    table |= {errors.fold_name(field.column): key for key, field in known.items()}
-    shorts = {field.short: key for key, field in known.items() if field.short}
-    table |= {errors.fold_name(short): key for short, key in shorts.items()}
-    key = table.get(errors.fold_name(name))
-    if key is None and errors.fold_name(name) in OPTION_NAMES:
+    words = ((word, field) for field in known.values() for word in (field.name, field.column, field.short) if word)
+    found = {errors.fold_name(word): field for word, field in words}.get(errors.fold_name(name))
+    if found is None and errors.fold_name(name) in OPTION_NAMES:
         raise bad_value("vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload.")
-    if key is None:
+    if found is None:
+        shorts = [field.short for field in known.values() if field.short]
         raise unknown_name("field", name, [*known, *shorts], f"Known: {', '.join(known)}.")
-    if key == "tensor" and not gpu.pipes.tensor_flop_per_cycle:  # what nobody published may vary, not what is absent
+    if found.name == "tensor" and not gpu.pipes.tensor_flop_per_cycle:  # unpublished may vary, absent may not
         raise bad_value("vary tensor", "a GPU with tensor cores", gpu.name)
-    return known[key]
+    return found
 
 
 RESULT_UNITS = {  # column -> unit
