@@ -109,19 +109,18 @@ class Study:
 
 def tabulate_points(study: Study, start: int, stop: int) -> Columns:
     """Evaluate the points from ``start`` to ``stop``; return those that meet every constraint, as columns."""
-    points = study.space.points(start, stop)
-    number = np.arange(start, stop)
+    columns = _meet_constraints(study, {"point": np.arange(start, stop), **study.space.points(start, stop)})
+    points = {name: columns[name] for name in study.space.columns}
+    if columns["point"].size:
+        return _meet_constraints(study, columns | evaluate_points(study, points))
+    alone = evaluate_points(study, study.space.points(0, 1))  # the columns that one point would have, empty
+    return columns | {name: values[:0] for name, values in alone.items()}
+
+
+def _meet_constraints(study: Study, columns: Columns) -> Columns:
+    """Keep the rows that meet every constraint on these columns."""
     for constraint in study.constraints:
-        if constraint.column in points:
-            kept = constraint.holds(points)
-            points, number = {name: values[kept] for name, values in points.items()}, number[kept]
-    if number.size:
-        results = evaluate_points(study, points)
-    else:  # the columns that one point would have, empty
-        results = {name: values[:0] for name, values in evaluate_points(study, study.space.points(0, 1)).items()}
-    columns: Columns = {"point": number, **points, **results}
-    for constraint in study.constraints:
-        if constraint.column in results:
+        if constraint.column in columns:
             kept = constraint.holds(columns)
             columns = {name: values[kept] for name, values in columns.items()}
     return columns
