@@ -29,13 +29,13 @@ from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import parse
+from wattcast.report import figure_style
+from wattcast.report.figure_style import Figure, FigureMaker
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
     from wattcast.measure.measure_verbs import VerbResult
-    from wattcast.report.figure_style import FigureMaker
 
 Found = TypeVar("Found")
 
@@ -70,9 +70,7 @@ class Environment:
 
     def save_plot(self, figure: Figure, path: Path) -> None:
         """Write a figure and say so."""
-        from wattcast.report.figure_style import save_figure
-
-        save_figure(figure, path)
+        figure_style.save_figure(figure, path)
         self.say(f"figure saved: {path}")
 
 
@@ -320,36 +318,25 @@ def parse_factors(given: Sequence[str] | None) -> dict[str, float]:
 def check_plot_option(value: Path | None) -> Path | None:
     """Return the file of ``--plot``, or raise: a wrong ending, a folder, one that is not there, no matplotlib."""
     if value is not None:
-        from wattcast.report.figure_style import check_figure_path, require_matplotlib
-
-        check_figure_path(value)
+        figure_style.check_figure_path(value)
         if not value.absolute().parent.is_dir():
             raise bad_value("--plot", "a file in a folder that exists", str(value), "Create the folder first.")
-        require_matplotlib()
+        figure_style.require_matplotlib()
     return value
 
 
 def check_figures_option(value: Path | None) -> Path | None:
     """Return the folder of ``--figures``, or raise where a file has that name or matplotlib is missing."""
     if value is not None:
-        from wattcast.report.figure_style import require_matplotlib
-
         if value.exists() and not value.is_dir():
             raise bad_value(
                 "--figures", "a folder, which may be new", f"the file {value}", "One figure: --plot FILE."
             )
-        require_matplotlib()
+        figure_style.require_matplotlib()
     return value
 
 
-def check_format_option(value: str) -> str:
-    """Return the ending of ``--format``, or raise."""
-    from wattcast.report.figure_style import check_figure_format
-
-    return check_figure_format(value)
-
-
-CHECKS = {"plot": check_plot_option, "figures": check_figures_option, "format": check_format_option}
+CHECKS = {"plot": check_plot_option, "figures": check_figures_option, "format": figure_style.check_figure_format}
 
 
 @dataclass(frozen=True)
@@ -367,13 +354,9 @@ class FigureOptions:
 
     def save(self, env: Environment, found: CommandOutput) -> None:
         """Draw and write the figures, and say where."""
-        if self.plot is None and self.figures is None:
-            return
-        from wattcast.report.figure_style import draw_named, save_figures
-
-        made = found.figures()
+        made = found.figures() if self.plot or self.figures else {}
         if self.plot is not None and made:
-            env.save_plot(draw_named(made, self.figure), self.plot)
+            env.save_plot(figure_style.draw_named(made, self.figure), self.plot)
         if self.figures is not None:
-            for path in save_figures(made, self.figures, self.format):
+            for path in figure_style.save_figures(made, self.figures, self.format):
                 env.say(f"figure saved: {path}")
