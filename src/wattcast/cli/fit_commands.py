@@ -38,13 +38,12 @@ def fit_kernels(
 ) -> CommandOutput:
     """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.fit.database_fit import fit_kernel_database, write_fit
-    from wattcast.validate.kernel_checks import kernel_rows
-    from wattcast.validate.ledger import format_ledger
+    from wattcast.validate import kernel_checks, ledger
 
     bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
     write_fit(bundle, held, out)
-    rows = kernel_rows(held, gpu)
-    return CommandOutput({"rows": rows}, format_ledger(rows), notes=[f"{out / 'bundle.json'} written"])
+    rows = kernel_checks.kernel_rows(held, gpu)
+    return CommandOutput({"rows": rows}, ledger.format_ledger(rows), notes=[f"{out / 'bundle.json'} written"])
 
 
 @command("lab fit engine")
@@ -274,10 +273,9 @@ def fit_counters_command(
 
 
 def _print_fit(console: Console, result: CounterFit) -> None:
-    from wattcast.counter_models.counter_fit import main_model_kind
-    from wattcast.counter_models.fit_diagnostics import smallest_sufficient_clocks
+    from wattcast.counter_models import counter_fit, fit_diagnostics
 
-    main = main_model_kind(result)
+    main = counter_fit.main_model_kind(result)
     tested = result.tested
     heads = ("model", "fitted", "unseen benchmark", "default known", "unseen cluster", "unseen group")
     errors = new_table(*heads, *(["never trained on"] if tested else []), title="Error, %")
@@ -290,17 +288,16 @@ def _print_fit(console: Console, result: CounterFit) -> None:
         errors.add_row(str(kind.model), *("-" if v is None else f"{v:.2f}" for v in values))
     console.print(errors)
     if tested:
-        each = new_table("never trained on", "rows", "measured, W", "mean error, %", "bias, %", title=str(main.model))
-        for row in tested.summarise(main.model):
-            each.add_row(row[0], str(row[1]), *(f"{value:.1f}" for value in row[2:]))
-        console.print(each)
+        columns = ("never trained on", "rows", "measured, W", "mean error, %", "bias, %")
+        rows = ((name, str(n), *(f"{x:.1f}" for x in numbers)) for name, n, *numbers in tested.summarise(main.model))
+        console.print(new_table(*columns, title=str(main.model), rows=rows))
     shown = [f"{c.value:.4g}" for c in main.diagnosis.coefficients]
     _print_costs(console, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
     for rail in (rail for rail in result.rails if rail.clock_hz.size > 1):
         curve = ", ".join(f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True))
         console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}")
     if result.training_clocks:
-        best = smallest_sufficient_clocks(list(result.training_clocks))
+        best = fit_diagnostics.smallest_sufficient_clocks(list(result.training_clocks))
         every = max(result.training_clocks, key=lambda subset: subset.points)
         console.print(
             f"Training clocks: {best.points} of {every.points} pairs are enough ({best.mape:.2f} % against "

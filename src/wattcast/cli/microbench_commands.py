@@ -113,14 +113,13 @@ def tune(profile: Path, gpu: str = "h200", results: Path | None = None) -> Comma
 
     Example: wattcast lab tune profile.csv --gpu h200
     """
-    from wattcast.microbench.microbench_report import make_advice_table, tuning_to_plain
-    from wattcast.microbench.microbench_results import read_results, read_shipped_results
-    from wattcast.microbench.tuning import tune_export
+    from wattcast.microbench import microbench_report as report
+    from wattcast.microbench import microbench_results, tuning
     from wattcast.predictor.api import find_gpu
 
-    measured = read_results(results) if results is not None else read_shipped_results(find_gpu(gpu))
-    found = tune_export(profile, measured)
+    shipped = microbench_results.read_shipped_results
+    measured = shipped(find_gpu(gpu)) if results is None else microbench_results.read_results(results)
+    found = tuning.tune_export(profile, measured)
     notes = [f"not judged: {name}, for want of {', '.join(metrics)}" for name, metrics in found.missing.items()]
-    return CommandOutput.of(
-        found, tuning_to_plain, lambda console, tuned: console.print(make_advice_table(tuned)), notes=notes
-    )
+    table = report.make_advice_table(found)
+    return CommandOutput(partial(report.tuning_to_plain, found), lambda console: console.print(table), notes=notes)

@@ -265,10 +265,9 @@ def print_comparison(console: Console, found: RunComparison) -> None:
         rows.add_row(comparison.GAPS, "", *gaps)
         console.print(rows)
     if found.module_w:
-        modules = new_table("module", "power", "energy")
-        for name, watts in sorted(found.module_w.items(), key=lambda item: -abs(item[1])):
-            modules.add_row(name, _format_signed(watts, "W"), _format_signed(found.module_j[name], "J"))
-        console.print(modules)
+        names = sorted(found.module_w, key=lambda name: -abs(found.module_w[name]))
+        cells = ((n, _format_signed(found.module_w[n], "W"), _format_signed(found.module_j[n], "J")) for n in names)
+        console.print(new_table("module", "power", "energy", rows=cells))
     print_notes(console, found.notes, "")
     console.print(f"Rule: {found.rule}.", style="dim")
 
