@@ -21,6 +21,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
+from wattcast.predictor.prediction_json import take_fields
 from wattcast.workload.graph import Graph, count_operators
 
 
@@ -216,11 +217,5 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
 
 
 def _total_columns(totals: WorkloadTotals, clock_hz: Array) -> Columns:
-    return {
-        "latency_s": totals.latency_s,
-        "power_w": totals.power_w,
-        "energy_j": totals.energy_j,
-        "clock_hz": clock_hz,
-        "effective_clock_hz": totals.effective_hz,
-        "busy_s": totals.busy_s,
-    }
+    clocks = {"clock_hz": clock_hz, "effective_clock_hz": totals.effective_hz}
+    return {**take_fields(totals, "latency_s", "power_w", "energy_j"), **clocks, "busy_s": totals.busy_s}

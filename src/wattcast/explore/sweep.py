@@ -60,11 +60,6 @@ class ResultStore:
     folder: Path
     target: Path | None  # the one file they are joined into; None: they stay
 
-    @property
-    def compression(self) -> str:
-        """Return the compression of parts: small where they stay, fast where they are read once and go."""
-        return "zstd" if self.target is None else "lz4"
-
     def finished(self) -> set[int]:
         """Return the numbers of the parts that are there."""
         numbers = (path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet"))
@@ -99,7 +94,7 @@ class ResultStore:
         self.folder.rmdir()
 
 
-def open_store(out: Path, study: str, about: str, points: int, part_points: int) -> ResultStore:
+def open_store(out: Path, manifest: StoreManifest) -> ResultStore:
     """Open a store for this study at ``out``; one that was begun is continued, another study's is refused."""
     import_polars()
     ending = out.suffix.lower()
@@ -111,7 +106,6 @@ def open_store(out: Path, study: str, about: str, points: int, part_points: int)
     if not single and out.is_file():
         raise bad_value(str(out), "a folder", "a file", "Choose another name.")
     store = ResultStore(out.with_name(out.name + ".parts"), out) if single else ResultStore(out, None)
-    manifest = StoreManifest(_FORMAT, __version__, study, about, points, part_points)
     path = store.folder / _MANIFEST
     if path.exists():
         found = decode_json(read_bytes(path), StoreManifest, str(path))
@@ -190,11 +184,6 @@ class SweepWork:
     compression: str | None  # of what is written; None: nothing is
     part_points: int
 
-    @property
-    def part_count(self) -> int:
-        """Count the parts."""
-        return -(-self.study.space.size // self.part_points)
-
     def part_range(self, index: int) -> tuple[int, int]:
         """Return the first point of a part and the first after it."""
         start = index * self.part_points
@@ -252,14 +241,17 @@ def run_sweep(
     axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
     how = study.space.method if not study.space.samples else f"{study.space.method}:{study.space.samples}"
     about = f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
-    store = None if out is None else open_store(out, study.digest(), about, size, part_points)
-    work = SweepWork(study, wanted, store.compression if store else None, part_points)
+    store, compression, parts = None, None, -(-size // part_points)
+    if out is not None:  # parts are small where they stay, and fast where they are read once and go
+        store = open_store(out, StoreManifest(_FORMAT, __version__, study.digest(), about, size, part_points))
+        compression = "zstd" if store.target is None else "lz4"
+    work = SweepWork(study, wanted, compression, part_points)
     done = store.finished() if store else set()
     summaries = [work.summarise(store.read(index)) for index in sorted(done)] if store else []
     count = sum(stop - start for start, stop in map(work.part_range, done))
     if progress:
         progress(count, size)
-    left = [index for index in range(work.part_count) if index not in done]
+    left = [index for index in range(parts) if index not in done]
     for index, found, data in (runner or run_here)(work, left):
         if store and data is not None:
             write_whole(store.part(index), data)
@@ -272,7 +264,7 @@ def run_sweep(
     if summary.kept == 0:
         raise _no_point_error(study)
     if store:
-        store.join(work.part_count)
+        store.join(parts)
     return SweepResult(study, size, work.objectives, summary, notes, len(done))
 
 
