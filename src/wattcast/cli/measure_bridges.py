@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from wattcast import hardware
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.records import dataclass, replace
 from wattcast.core.units import show
 from wattcast.counter_models import launch_power
 from wattcast.counter_models.gpmtool_files import read_nsys_activity
 from wattcast.counter_models.profiler_counters import list_ncu_metrics
-from wattcast.fit import kernel_rows
-from wattcast.fit.kernel_rows import KernelRows
-from wattcast.fit.row_suggestions import RowCandidate, RowSuggestion, list_model_operators
-from wattcast.fit.row_suggestions import suggest_rows as suggest
+from wattcast.fit import kernel_rows, row_suggestions
+from wattcast.fit.row_suggestions import RowCandidate, RowSuggestion
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.measure.campaigns import kernel_plan
@@ -170,7 +167,7 @@ def suggest_rows(
     count: int, gpu: str, database: str, tell: Callable[[str], None]
 ) -> tuple[list[RowSuggestion], list[OperatorSpec]]:
     """Return the rows worth most that are not in the database yet, and how the campaign runs each."""
-    chip = hardware.load_gpu(gpu)
+    chip = load_gpu(gpu)
     rows, bundle = _load_measured_rows(gpu, database, tell), bundle_for(chip)
     measured = set(rows.spec)
     known: dict[str, OperatorSpec] = {}
@@ -184,12 +181,12 @@ def suggest_rows(
             told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
             candidates.append(RowCandidate(make_workload_form(spec.operator), told, share, source))
     tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
-    found = suggest(candidates, count, rows, chip, bundle)
+    found = row_suggestions.suggest_rows(candidates, count, rows, chip, bundle)
     place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
     return found, [place[id(suggestion.candidate)] for suggestion in found]
 
 
-def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) -> KernelRows:
+def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) -> kernel_rows.KernelRows:
     """Return the rows so far; none for a GPU without a database where none is named."""
     try:
         return kernel_rows.load_kernel_rows(database)
@@ -207,7 +204,7 @@ def _operators_of_models(
     """Return operators of catalogue models with their share of time, and the share that cannot be measured."""
     shares: dict[str, float] = {}
     specs: dict[str, tuple[OperatorSpec, str]] = {}
-    found = list_model_operators(gpu, tell)
+    found = row_suggestions.list_model_operators(gpu, tell)
     lost = 0.0
     for item in found:
         plain = operator_to_plain(item.op)
