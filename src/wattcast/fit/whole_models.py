@@ -54,19 +54,14 @@ class ModelCase:
 
 
 def load_models(database: str | Path) -> list[ModelCase]:
-    """Load every row without an error, with the operators of its workload."""
+    """Load every row without an error, at least one, with the operators of its workload."""
     plain = [row for row in _read_plain(Path(database), str(database)) if not row.get("error")]
     known = [{k: v for k, v in row.items() if k in _NAMES and v is not None} for row in plain]
     rows = [row_from_plain(row, ModelRow, f"{database}") for row in known]
-    return [ModelCase(row, build_row_graph(row)) for row in rows if row.latency_s]
-
-
-def why_no_models(database: str | Path) -> str:
-    """Explain why there are no whole-model rows; empty where there are."""
-    try:
-        return "" if load_models(database) else f"{database}: no row without an error; {_HOW_TO_MEASURE}"
-    except BadInput as error:
-        return str(error)
+    cases = [ModelCase(row, build_row_graph(row)) for row in rows if row.latency_s]
+    if not cases:
+        raise BadInput(f"{database}: no row without an error; {_HOW_TO_MEASURE}")
+    return cases
 
 
 def build_row_graph(row: ModelRow) -> Graph:

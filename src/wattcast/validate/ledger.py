@@ -259,10 +259,12 @@ def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logar
 
 def draw_whole_models(gpu: str) -> Figure | None:
     """Draw latency, power and energy of whole models, predicted against measured; None where none was measured."""
-    if whole_models.why_no_models(gpu):
+    try:
+        cases = whole_models.load_models(gpu)
+    except BadInput:
         return None
     chip = hardware.load_gpu(gpu)
-    found = compare_models(whole_models.load_models(gpu), chip, bundle_for(chip))
+    found = compare_models(cases, chip, bundle_for(chip))
     figure = new_figure(11.0, 4.2)
     panels = figure.subplots(1, 3)
     energy_j = found.predicted_s * found.predicted_w

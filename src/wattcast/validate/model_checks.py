@@ -20,7 +20,7 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import WattcastError
+from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import Plain
 from wattcast.core.records import dataclass, field, replace
 from wattcast.fit import whole_models
@@ -92,21 +92,23 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
 def model_rows(gpu: str, database: str | Path | None = None, bundle: Bundle | None = None) -> list[LedgerRow]:
     """Return the rows of a GPU's whole models, or one that says what is missing."""
     where = f"{gpu} whole models"
-    reason = whole_models.why_no_models(database or gpu)
-    if reason:
+    try:
+        cases = whole_models.load_models(database or gpu)
+    except BadInput as error:
         return [
-            make_absent_row(f"{where}, GPU-bound", "latency", reason, must=11.0, aim=7.0),
-            make_absent_row(f"{where}, GPU-bound", "power", reason, must=4.5, aim=3.0),
+            make_absent_row(f"{where}, GPU-bound", "latency", str(error), must=11.0, aim=7.0),
+            make_absent_row(f"{where}, GPU-bound", "power", str(error), must=4.5, aim=3.0),
         ]
     chip = hardware.load_gpu(gpu)
     bundle = bundle or bundle_for(chip)
-    found = compare_models(whole_models.load_models(database or gpu), chip, bundle)
-    limit_w = float(np.mean(chip.power.limit_w))
-    rows = _bound_rows(found, f"{where}, GPU-bound", chip, limit_w)
-    return rows + _launched_rows(found, f"{where}, launched by the host", chip, bundle)
+    found = compare_models(cases, chip, bundle)
+    return _bound_rows(found, f"{where}, GPU-bound", chip) + _launched_rows(
+        found, f"{where}, launched by the host", chip, bundle
+    )
 
 
-def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> list[LedgerRow]:
+def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
+    limit_w, top_hz = (np.full(len(found.cases), float(np.mean(x))) for x in (gpu.power.limit_w, gpu.clocks.max_hz))
     at = found.graph & np.isfinite(found.power_w)
     floor_s, floor_w = five_number_floor([found.cases[i] for i in np.flatnonzero(at)], gpu)
     whole = np.full((2, len(at)), np.nan)
@@ -123,8 +125,7 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
         return score(found.predicted_s, found.latency_s, floor_s, quantity, mask, **more)
 
     def power(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
-        baselines = {"min_of_P_and_cap": np.minimum(found.top_w, limit_w), "the_cap": np.full(len(at), limit_w)}
-        for name, watts in baselines.items():
+        for name, watts in (("min_of_P_and_cap", np.minimum(found.top_w, limit_w)), ("the_cap", limit_w)):
             error = mean_percent_error(watts[mask], found.power_w[mask])
             more[name] = None if error is None else round(error, 2)
         return score(found.predicted_w, found.power_w, floor_w, quantity, mask, **more)
@@ -134,7 +135,6 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu, limit_w: float) -> 
     kinds |= {f"{name} attention": np.array([r.attention == name for r in rows]) for name in ("eager", "flash")}
     kinds |= {name: np.array([r.model == name for r in rows]) for name in dict.fromkeys(r.model for r in rows)}
     energy_j, floor_j = found.predicted_s * found.predicted_w, floor_s * floor_w
-    top_hz = np.full(len(at), float(np.mean(gpu.clocks.max_hz)))
     return [
         latency("latency", at, must=11.0, aim=7.0),
         *(latency(f"latency, {name}", at & mask) for name, mask in kinds.items() if mask.any()),
