@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuwattch.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from wattcast.core.errors import BadInput, MissingEvents, UnknownName
+from wattcast.gpuwattch import trace_reading
 from wattcast.gpuwattch.trace_reading import (
     CYCLES,
     SimulatorDialect,
@@ -135,6 +136,19 @@ def test_garbage_after_the_last_member_is_named(tmp_path: Path) -> None:
     found, fault = read(open_trace(path))
     assert "damaged gzip" in fault
     assert (found == rows).all()
+
+
+@pytest.mark.parametrize("members", [False, True])
+def test_a_trace_beyond_the_limit_keeps_its_first_samples(
+    write_trace: TraceMaker, monkeypatch: pytest.MonkeyPatch, members: bool
+) -> None:
+    rows = sample_rows(40)
+    trace = open_trace(write_trace(rows, members=members))
+    monkeypatch.setattr(trace_reading, "MAX_COUNTER_TRACE_BYTE", len(trace_text(rows)) // 2)
+    found, fault = read(trace, 1000)
+    assert "bytes when unpacked, got 'more'" in fault
+    assert 0 < len(found) < 40
+    assert (found == rows[: len(found)]).all()
 
 
 def test_a_gzip_bomb_is_refused_in_little_memory(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
         time.sleep(_LOOK_AGAIN_S)  # the simulator has not begun to write
     read = _read_gzip if _is_gzip(path) else _read_plain
     pieces = read(path, block_byte, follow_s)
-    rest, header_sent, ended = b"", False, False
+    rest, total, header_sent, ended = b"", 0, False, False
     fault: BadInput | None = None
     while not ended:
         try:
@@ -123,6 +123,10 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
         except BadInput as error:
             piece, fault = None, error
         data, ended = piece or b"", piece is None
+        total += len(data)
+        if total > MAX_COUNTER_TRACE_BYTE:
+            wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked"
+            raise bad_value(path.name, wanted, "more", "Cut the trace in parts.")
         if not header_sent and b"\n" in data:
             line, _, data = (rest + data).partition(b"\n")
             yield line
@@ -158,16 +162,10 @@ def _read_chunks(stream: BinaryIO, size: int, follow_s: float) -> Iterator[bytes
 
 
 def _read_plain(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
-    total = 0
     with path.open("rb") as stream:
         for data in _read_chunks(stream, block_byte, follow_s):
-            if data and not data.endswith(b"\n"):
-                data += stream.readline(MAX_TRACE_LINE_BYTE + 1)
-            total += len(data)
-            if total > MAX_COUNTER_TRACE_BYTE:
-                wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes"
-                raise bad_value(path.name, wanted, "more", "Cut the trace in parts.")
-            yield data
+            whole = not data or data.endswith(b"\n")
+            yield data if whole else data + stream.readline(MAX_TRACE_LINE_BYTE + 1)
 
 
 def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
@@ -191,9 +189,6 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
                 data, inside = engine.unconsumed_tail, True
                 parts.append(out)
                 written, held = written + len(out), held + len(out)
-                if written > MAX_COUNTER_TRACE_BYTE:
-                    wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked"
-                    raise bad_value(path.name, wanted, "more", "Cut the trace in parts.")
                 if written > _RATIO_FROM_BYTE and written > MAX_GZIP_RATIO * read:
                     wanted = f"gzip data of at most {MAX_GZIP_RATIO:.0f}:1"
                     do = "This is no counter trace; unpack it yourself if you trust it."
