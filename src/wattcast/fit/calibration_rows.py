@@ -194,16 +194,19 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
 
 
 def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
-    given, options = _read_quantities(entry, where), dict[str, Any]()
+    given, options = dict[str, float](), dict[str, Any]()
     known = {item.name for item in fields(ModelOptions)}
-    for key, value in entry.items():
-        name = key.strip()
-        if name == "workload" or _split_quantity(name) is not None:
-            continue
-        if name not in known:
+    for column, cell in entry.items():
+        name, place = column.strip(), f"{where}: {column}"
+        if (quantity := _split_quantity(name)) is not None:
+            if quantity[0] in given:
+                raise bad_value(where, f"one {quantity[0]}", "two columns of it")
+            given[quantity[0]] = _read_quantity(str(cell).strip(), *quantity, place)
+        elif name in known:
+            options[name] = parse_option(name, str(cell), where)
+        elif name != "workload":
             wanted = ["workload", *sorted(known), *QUANTITIES]
             raise unknown_name(f"column at {where}:", name, wanted, f"Known: {', '.join(wanted)}.")
-        options[name] = parse_option(name, str(value), where)
     if "workload" not in entry:
         raise bad_value(where, "a workload", "none")
     if "latency" not in given:
@@ -231,24 +234,14 @@ def _split_quantity(column: str) -> tuple[str, str] | None:
     return (name, _SUFFIX[suffix.lower()]) if name in QUANTITIES and suffix.lower() in _SUFFIX else None
 
 
-def _read_quantities(entry: Mapping[str, Any], where: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for column, cell in entry.items():
-        known = _split_quantity(column.strip())
-        if known is None:
-            continue
-        name, unit = known
-        text = str(cell).strip()
-        if not unit and not any(c.isalpha() for c in text.replace("e", "").replace("E", "")):
-            example = {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
-            raise bad_unit(f"{where}: {column}", f"a unit, as in {name}_{example} or {text} {example}", text)
-        value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], f"{where}: {column}")
-        if name in found:
-            raise bad_value(where, f"one {name}", "two columns of it")
-        if not np.isfinite(value) or (value <= 0 and name != "temperature"):
-            raise bad_value(f"{where}: {column}", "a number above zero", cell)
-        found[name] = value
-    return found
+def _read_quantity(text: str, name: str, unit: str, where: str) -> float:
+    if not unit and not any(c.isalpha() for c in text.replace("e", "").replace("E", "")):
+        example = {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
+        raise bad_unit(where, f"a unit, as in {name}_{example} or {text} {example}", text)
+    value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], where)
+    if not np.isfinite(value) or (value <= 0 and name != "temperature"):
+        raise bad_value(where, "a number above zero", text)
+    return value
 
 
 def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
