@@ -59,12 +59,11 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     vif = variance_inflation(total)
     costs = []
     for j, name in enumerate(fit.terms.names):
-        scale, value = float(fit.grams.scale[j]), float(fit.inferred.coefficient[j])
-        own = float(error[j]) if free[j] else None
-        spread = factor * own if own is not None else 0.0
-        low = value - spread if fit.signed[j] else max(value - spread, 0.0)
-        unscaled = None if own is None else own / scale
-        costs.append(FittedCost(name, value / scale, unscaled, low / scale, (value + spread) / scale, value, vif[j]))
+        scale, value, own = (float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error))
+        low, high = value - factor * own, value + factor * own
+        low = low if fit.signed[j] else max(low, 0.0)
+        unscaled = own / scale if free[j] else None
+        costs.append(FittedCost(name, value / scale, unscaled, low / scale, high / scale, value, vif[j]))
     _, slope = fit.how.voltages(fit.inferred.theta)
     voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
     number = condition_number(total)

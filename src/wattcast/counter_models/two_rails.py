@@ -292,16 +292,17 @@ def _diagnose_rail(
     leverage = np.einsum("ij,jk,ik->i", even, bread, even)
     unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
     spread_by_row = even @ bread * unseen[:, np.newaxis]
-    error = dict(zip(free.tolist(), (np.linalg.norm(spread_by_row, axis=0) / length).tolist(), strict=True))
+    error = np.zeros(found.size)
+    error[free] = np.linalg.norm(spread_by_row, axis=0) / length
     factor = fit_diagnostics.interval_factor(target.size - free.size)
     with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
     vif = fit_diagnostics.variance_inflation(with_base.T @ with_base)[1:]
     rows = []
     for j, name in enumerate(names):
-        value, spread = float(found[j]), factor * error.get(j, 0.0)
-        largest = float(columns[:, j].max())
-        low, high = max(value - spread, 0.0), value + spread
-        rows.append(FittedCost(name, value, error.get(j), low, high, value * largest, vif[j]))
+        value, own = float(found[j]), float(error[j])
+        low, high = max(value - factor * own, 0.0), value + factor * own
+        largest_w = value * float(columns[:, j].max())
+        rows.append(FittedCost(name, value, own if value > 0 else None, low, high, largest_w, vif[j]))
     return rows
 
 

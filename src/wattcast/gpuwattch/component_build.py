@@ -102,15 +102,14 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
         for column, energy in component.terms.items():
             counter = by_column.get(column)
             event = counter.event if counter else components.custom[column]
-            names = () if isinstance(energy, float) else energy
-            for key in (name.removeprefix("-") for name in names):
+            value, names = (energy, ()) if isinstance(energy, float) else (0.0, energy)
+            for name in names:
+                key = name.removeprefix("-")
                 if key not in energies and key in every:
                     said = f"energy table {table.name} has no energy for {key}, which {component.name} needs."
                     raise MissingSpecification(f"{said} Add it, or take the table of this architecture.")
                 check_names("energy", key, energies, "")
-            value = energy if isinstance(energy, float) else 0.0
-            for name in names:
-                value += -energies[name[1:]] if name.startswith("-") else energies[name]
+                value += energies[key] if name == key else -energies[key]
             value *= architecture.scaling_of(counter.scaling) if counter else 1.0
             if value < 0:
                 wanted = f"{' '.join(names) or 'an energy'} above zero"

@@ -126,12 +126,10 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
     built = build_component_model(
         architecture, table, components, sm_count=sms, leakage=leakage, voltage=found.voltage, threads=threads
     )
-    sampling = TraceSampling(config.sample_cycle, clock_hz)
-    if request.dvfs is not None:
-        first, clocks_hz, volts = read_clock_steps(request.dvfs, clock_hz)
-        sampling = TraceSampling(config.sample_cycle, clock_hz, first, clocks_hz, volts)
-        if np.isnan(volts).any():
-            notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
+    steps = read_clock_steps(request.dvfs, clock_hz) if request.dvfs else ()
+    sampling = TraceSampling(config.sample_cycle, clock_hz, *steps)
+    if request.dvfs and np.isnan(sampling.step_voltage_v).any():
+        notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
     parquet = request.parquet
     if parquet and importlib.util.find_spec("pyarrow") is None:
         parquet = False
