@@ -41,7 +41,7 @@ from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for, support_widening
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.calibrated import save_bundle
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, CardSpread
+from wattcast.predictor.bundle.support_widening import NORMAL_P90, CardSpread, NearnessLine, Widening
 from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
@@ -163,12 +163,10 @@ def fit_kernel_database(
         found = fit_kernel_rows(rows, chip, idle)
         near = fit_nearness(held)
         residuals = fit_interval_ends(held, near=near)
-        found_apart = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else None
-    shipped, cold, widening = bundles.shipped_bundle(gpu), None, support_widening.default_widening()
+        widening = fit_widening(rows, chip, idle, residuals, near, tell) if leaves_out else _take_widening(gpu, near)
+    shipped, cold = bundles.shipped_bundle(gpu), None
     if shipped is not None:  # ends of collectives come from public timings
-        residuals = {"collective": shipped.residuals["collective"], **residuals}
-        cold, widening = shipped.cold, shipped.widening
-    widening = found_apart or widening.with_nearness(near)
+        residuals, cold = {"collective": shipped.residuals["collective"], **residuals}, shipped.cold
     if (layers := load_layers(database, chip)) is not None:
         cold = fit_cold_cache(layers)
     burst = sum(kind == "burst" for kind in held.kind)
@@ -190,6 +188,12 @@ def fit_engine_database(
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
         others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
         return extend_bundle(start, rows, chip, tell, steps, others)
+
+
+def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
+    """Return the widening of the GPU's shipped bundle, or the default, with the nearness of the rows at hand."""
+    known = bundles.shipped_bundle(gpu)
+    return (support_widening.default_widening() if known is None else known.widening).with_nearness(near)
 
 
 def one_thread() -> Any:

@@ -51,6 +51,10 @@ def fit_trees(
         random_state=0,
     )
     model.fit(rows, target, sample_weight=weight)
+    return _export_trees(model, names)
+
+
+def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
     grown = []
     for (stage,) in model._predictors:
         nodes, leaf = stage.nodes, stage.nodes["is_leaf"] != 0
