@@ -147,8 +147,6 @@ class FitWorkbench:
         estimator: CostEstimator = CostEstimator.NON_NEGATIVE,
         offset_hz: Sequence[float] = (),
     ) -> None:
-        if not tables:
-            raise bad_value("fit", "at least one table", "none")
         self.tables, self.estimator = dict(tables), estimator
         self.table = next(iter(self.tables.values()))
         self.named = bool(offset_hz)
