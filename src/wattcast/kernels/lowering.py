@@ -189,18 +189,16 @@ def _rows_by(mappings: CodedColumn[KernelMapping], name: str) -> list[tuple[Any,
 
 def _ideal_features(work: Columns, rate: Array, reference: ReferenceChip) -> Columns:
     """Return log2 of the ideal cycles of each phase on the reference chip, which are features in every family."""
-    table = np.empty((6, len(rate)))
-    table[0] = np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate
-    table[1] = (work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle
-    table[2] = (work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle
-    table[3] = work["between_byte"] / reference.l2_byte_per_cycle
-    table[4] = work["steps"]
-    table = np.maximum(table, 1.0, out=table)
-    table[5] = table[0] / np.maximum(table[1], table[2])
-    return dict(zip(_IDEAL_NAMES, np.log2(table, out=table), strict=True))
-
-
-_IDEAL_NAMES = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_between", "steps", "ideal_bound")
+    ideal = {
+        "ideal_compute": np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate,
+        "ideal_l2": (work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle,
+        "ideal_dram": (work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle,
+        "ideal_between": work["between_byte"] / reference.l2_byte_per_cycle,
+        "steps": work["steps"],
+    }
+    cycles = np.maximum(list(ideal.values()), 1.0)
+    bound = np.log2(cycles[0] / np.maximum(cycles[1], cycles[2]))
+    return dict(zip(ideal, np.log2(cycles), strict=True)) | {"ideal_bound": bound}
 
 
 def kernel_choice_inputs(

@@ -228,18 +228,18 @@ def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed
     """Return the log of the time and shares of the reference chip's peak rates, ``(RATE_FEATURES, kernel)``."""
     work, sms = kernels.work, reference.sm_count
     cycles = np.maximum(seconds * reference.top_hz, 1.0)
-    found = np.empty((len(RATE_FEATURES), len(cycles)))
-    log_time, dram, l2, pipe, active = found
-    np.log2(np.maximum(seconds * 1e6, 1e-3), out=log_time)
-    moved = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
-    np.divide(moved, cycles * reference.dram_byte_per_cycle, out=dram)
-    moved = work.l2_byte + work.store_byte + work.between_byte
-    np.divide(moved, cycles * reference.l2_byte_per_cycle, out=l2)
-    np.divide(kernels.flop, cycles * (sms * _take_rate(kernels, reference)), out=pipe)
+    dram_byte = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
+    l2_byte = work.l2_byte + work.store_byte + work.between_byte
     share = work.units / (sms * np.maximum(count_waves(kernels, sms), 1e-30))
     drawn_in = np.minimum(np.maximum(1.0 - fixed_s / np.maximum(seconds, 1e-12), 0.0), 1.0)
-    np.multiply(share, drawn_in, out=active)
-    return found
+    found = (
+        np.log2(np.maximum(seconds * 1e6, 1e-3)),
+        dram_byte / (cycles * reference.dram_byte_per_cycle),
+        l2_byte / (cycles * reference.l2_byte_per_cycle),
+        kernels.flop / (cycles * (sms * _take_rate(kernels, reference))),
+        share * drawn_in,
+    )
+    return np.array(found)
 
 
 def _take_rate(kernels: Kernels, reference: ReferenceChip) -> Array:

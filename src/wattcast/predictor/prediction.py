@@ -305,11 +305,8 @@ def predict_graphs(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle
     found = []
     for start in range(0, len(graphs), TOGETHER):
         some = graphs[start : start + TOGETHER]
-        timelines = analyse_graphs(some, gpu, bundle)
-        found += [
-            predict_timeline(timeline, graph, gpu, at, bundle)
-            for timeline, graph in zip(timelines, some, strict=True)
-        ]
+        pairs = zip(analyse_graphs(some, gpu, bundle), some, strict=True)
+        found += [predict_timeline(timeline, graph, gpu, at, bundle) for timeline, graph in pairs]
     return found
 
 

@@ -278,7 +278,7 @@ def support_line(p: Prediction) -> AnswerLine:
 
 def list_answers(p: Prediction) -> list[AnswerLine]:
     """Return the answer of one configuration, most wanted first: speed, joules, watts, latency, memory, money."""
-    lines, many = [], p.gpu_count > 1
+    speeds, joules, many = [], [], p.gpu_count > 1
     latency, energy = p.interval.latency_s, p.interval.energy_j * p.gpu_count
     all_w = show_between(p.total_power_w, p.interval.power_w * p.gpu_count, "W")
     phase, item = p.basis.graph.phase, p.basis.graph.item
@@ -286,16 +286,15 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     for count, word, what in ((p.tokens, "token", token), (p.items, item, item)):
         if count is not None:
             speed = span_numbers(count / float(p.latency_s), count / latency[::-1])
-            lines.append(AnswerLine("throughput", f"{speed[0]} {what}s/s", f"{speed[1]} {word}s/s"))
-    for count, word in ((p.tokens, "token"), (p.items, item)):
-        if count is not None:
+            speeds.append(AnswerLine("throughput", f"{speed[0]} {what}s/s", f"{speed[1]} {word}s/s"))
             each_j = float(p.total_energy_j) / count
             value, span = span_numbers(each_j, energy / count)
             value, span = (f"{value} J", f"{span} J") if each_j > 1e-3 else show_between(each_j, energy / count, "J")
-            lines.append(AnswerLine("energy", f"{value}/{word}", span))
-    if not lines:
+            joules.append(AnswerLine("energy", f"{value}/{word}", span))
+    if not joules:
         value, span = show_between(p.total_energy_j, energy, "J")
-        lines.append(AnswerLine("energy", f"{value} a run", span))
+        joules.append(AnswerLine("energy", f"{value} a run", span))
+    lines = [*speeds, *joules]
     one_w = show_between(p.power_w, p.interval.power_w, "W")[0]
     capped = "; the power limit holds the clock down" if p.capped else ""
     each = f"{p.gpu_count} GPUs of {one_w} each" if many else "one GPU"

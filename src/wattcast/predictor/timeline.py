@@ -156,9 +156,7 @@ def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     fixed, *rest = timeline.phases
     knee_hz = MEMORY_KNEE * top_hz
     slower = [
-        p
-        if p.seconds is None
-        else replace(p, cycles=np.maximum(0.0 if p.cycles is None else p.cycles, knee_hz * p.seconds))
+        p if p.cycles is None or p.seconds is None else replace(p, cycles=np.maximum(p.cycles, knee_hz * p.seconds))
         for p in rest
     ]
     return replace(timeline, phases=(fixed, *slower))

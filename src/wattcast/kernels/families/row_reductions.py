@@ -190,10 +190,9 @@ def _cut_softmax(of: AlikeRows, byte: Array) -> _Cut:
     if of.kernel == "warp":  # a warp takes a row or two, a block four warps
         return _Cut(np.ceil(of.rows / (4.0 * _rows_per_warp(of.dim))), SM_THREADS / 128.0, byte * 2.0)
     slots = SM_THREADS / (128.0 if of.backward else 1024.0)
-    looped = of.kernel == "loop" and not of.backward
-    if of.backward and of.log:  # of two operands, the gradient is read again
-        return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, 1.5, 0.5)
-    return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, *((3.0, 2.0) if looped else (1.0, 0.0)))
+    passes = 3.0 if of.kernel == "loop" and not of.backward else 1.0
+    passes = 1.5 if of.backward and of.log else passes  # of two operands, the gradient is read again
+    return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, passes, passes - 1.0)
 
 
 def _cut_norm(of: AlikeRows, byte: Array) -> _Cut:

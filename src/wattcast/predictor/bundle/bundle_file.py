@@ -272,6 +272,10 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
     if file.cold is not None:
         operator_s = units.parse(file.cold.operator, "s", f"{where}: cold.operator")
         cold = ColdCacheDelay(operator_s, file.cold.s_per_byte, file.cold.layers)
+    seen = {}
+    for name, s in file.seen.items():
+        forms = None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()}
+        seen[name] = MeasuredRange(s.dtypes, s.groups, s.sizes, forms, s.clock_hz)
     return Bundle(
         **{name: getattr(file, name) for name in _KEPT_AS_THEY_ARE},
         corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
@@ -280,16 +284,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
         reference=reference,
         learned=learned,
-        seen={
-            name: MeasuredRange(
-                s.dtypes,
-                s.groups,
-                s.sizes,
-                None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()},
-                s.clock_hz,
-            )
-            for name, s in file.seen.items()
-        },
+        seen=seen,
         governor_share=file.settles,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
@@ -306,6 +301,13 @@ _KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
 def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
     """Return a bundle as plain mappings, for a file; ``plain_to_bundle`` reads them back."""
     launch, law, cold, learned = bundle.launch, bundle.clock_law, bundle.cold, bundle.learned
+    clock, seen = None, {}
+    if law is not None:
+        curve = law.without, law.activity.tolist(), law.ratio.tolist()
+        clock = ClockLawFile(*curve, law.clock_power, f"{law.top_hz!r} Hz", law.in_bursts)
+    for name, s in bundle.seen.items():
+        forms = None if s.forms is None else {kind: ", ".join(f) for kind, f in s.forms.items()}
+        seen[name] = _RangeFile(s.dtypes, s.groups, dict(s.sizes), forms, s.clock_hz)
     file = _BundleFile(
         **{name: getattr(bundle, name) for name in _KEPT_AS_THEY_ARE},
         format=BUNDLE_FORMAT,
@@ -319,29 +321,11 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
             for name, c in bundle.corrections.items()
         },
         power=_PowerFile(bundle.power.kind, bundle.power.to_plain()),
-        effective_clock=None
-        if law is None
-        else ClockLawFile(
-            law.without,
-            law.activity.tolist(),
-            law.ratio.tolist(),
-            law.clock_power,
-            f"{law.top_hz!r} Hz",
-            law.in_bursts,
-        ),
+        effective_clock=clock,
         settles=bundle.governor_share,
         reference=_write_reference(bundle.reference),
         learned_on=_write_reference(learned.reference) if isinstance(learned, CarriedFactors) else None,
-        seen={
-            name: _RangeFile(
-                s.dtypes,
-                s.groups,
-                dict(s.sizes),
-                None if s.forms is None else {kind: ", ".join(f) for kind, f in s.forms.items()},
-                s.clock_hz,
-            )
-            for name, s in bundle.seen.items()
-        },
+        seen=seen,
         cards=None if bundle.cards == published_spread() else bundle.cards,
         widening=None if bundle.widening == default_widening() else bundle.widening,
         cold=None if cold is None else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
