@@ -250,10 +250,15 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     """Replace None by the model's defaults; return a sentence for each default and each assumption as well."""
     said: list[str] = []
     taken: dict[str, Any] = {}
-    kind, phase = model.kind, options.phase
-    if phase is None:
-        taken["phase"] = phase = WorkloadPhase.FORWARD if kind is ModelKind.VISION else WorkloadPhase.PREFILL
-        said.append(f"phase {phase} (default of a {kind} model)")
+
+    def take(name: str, value: Any, why: str = "default") -> Any:
+        taken[name] = value
+        said.append(f"{name} {value} ({why})")
+        return value
+
+    kind = model.kind
+    usual = WorkloadPhase.FORWARD if kind is ModelKind.VISION else WorkloadPhase.PREFILL
+    phase = options.phase or take("phase", usual, f"default of a {kind} model")
     if phase not in _PHASES[kind]:
         raise bad_value(f"{model.name}: phase", f"one of {', '.join(_PHASES[kind])}", str(phase))
     if kind is ModelKind.VISION:
@@ -271,43 +276,35 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     else:
         if options.image is not None:
             raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
-        seq, tokens = options.seq, options.tokens
-        positions = getattr(model.dims, "max_positions", 0)
-        if seq is None:
-            usual = 512 if kind is ModelKind.ENCODER else 1024
-            taken["seq"] = seq = min(usual, positions) if positions else usual
-            said.append(f"seq {seq} (default)")
-        if phase is WorkloadPhase.GENERATE and tokens is None:
-            taken["tokens"] = tokens = DEFAULT_TOKENS
-            said.append(f"tokens {DEFAULT_TOKENS} (default)")
+        positions, length = getattr(model.dims, "max_positions", 0), 512 if kind is ModelKind.ENCODER else 1024
+        seq = options.seq or take("seq", min(length, positions) if positions else length)
+        generating = phase is WorkloadPhase.GENERATE
+        tokens = options.tokens or (take("tokens", DEFAULT_TOKENS) if generating else None)
         first = 2 if getattr(model.dims, "counted_positions", False) else 0  # RoBERTa begins after its padding's
         most, longest = positions - first, seq + (tokens or 1) - 1
         if most and longest > most:
             said.append(f"{longest} positions are more than the {most} this model was made for")
         if options.head is None:
             serving = OutputHead.NONE if kind is ModelKind.ENCODER else OutputHead.LAST
-            taken["head"] = OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving
-            said.append(f"head {taken['head']} (default)")
+            take("head", OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving)
     asked = options.quantization or options.weights or options.dtype is not Dtype.BF16
     served = phase is not WorkloadPhase.TRAIN and options.stack in (None, SoftwareStack.ENGINE)
     if model.quantization is not None and served and not asked:
-        options = replace(options, quantization=model.quantization)
-        said.append(
-            f"quantization {model.quantization} (as it is published; --quantization none: as wide as --dtype)"
-        )
+        why = "as it is published; --quantization none: as wide as --dtype"
+        options = replace(options, quantization=take("quantization", model.quantization, why))
     if model.kv_dtype is not None and served and not asked and options.kv_dtype is None:
-        options = replace(options, kv_dtype=model.kv_dtype)
-        said.append(f"kv_dtype {model.kv_dtype} (as it is published; --kv-dtype bf16: as wide as activations)")
+        why = "as it is published; --kv-dtype bf16: as wide as activations"
+        options = replace(options, kv_dtype=take("kv_dtype", model.kv_dtype, why))
     if options.stack is None:
         # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound
         language = model.kind is ModelKind.LANGUAGE and model.template.engine
-        generating = phase in (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
-        by_engine = language and generating and options.attention is AttentionMode.FLASH
+        serving_phase = phase in (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+        by_engine = language and serving_phase and options.attention is AttentionMode.FLASH
         narrow = [name for name in ("quantization", "weights", "kv_dtype") if getattr(options, name) is not None]
         if narrow and not (model.template.engine and phase is not WorkloadPhase.TRAIN):
             raise bad_value(narrow[0], "a language model that an engine serves", f"{model.name} {phase}")
-        taken["stack"] = stack = SoftwareStack.ENGINE if narrow or by_engine else SoftwareStack.EAGER
-        said.append(f"stack {stack} (default of {phase} for a {kind} model{' in narrow formats' if narrow else ''})")
+        why = f"default of {phase} for a {kind} model{' in narrow formats' if narrow else ''}"
+        take("stack", SoftwareStack.ENGINE if narrow or by_engine else SoftwareStack.EAGER, why)
     options = replace(options, **taken) if taken else options
     check_parallelism(model, options)
     return options, said + describe_assumptions(model, options)
