@@ -142,13 +142,13 @@ def test_a_plan_adds_up(found: PlanResult) -> None:
 def test_bounds_hold_at_the_planned_rate_and_break_at_more_than_capacity(found: PlanResult) -> None:
     best = found.best
     assert all(bound.measure(best.result) <= bound.seconds for bound in found.demand.bounds)
-    rate = 1.3 * best.ceiling[0]
+    rate = 1.3 * best.capacity_per_s
     over = wattcast.simulate("llama3-8b", "h200", rate=rate, prompt=1000, output=300, requests=500)
     assert any(bound.measure(over) > bound.seconds for bound in found.demand.bounds)
 
 
 def test_headroom_and_spares_take_replicas(found: PlanResult) -> None:
-    demand, each = found.demand, found.best.ceiling[0]
+    demand, each = found.demand, found.best.capacity_per_s
     assert replace(demand, rate_per_s=3.5 * each, headroom=0.0).count_replicas(each) == 4
     assert replace(demand, rate_per_s=3.5 * each, headroom=0.3).count_replicas(each) == 5
     assert replace(demand, rate_per_s=3.5 * each, spare_replicas=2).count_replicas(each) == 6

@@ -60,6 +60,21 @@ class ServingPlan:
         return most_per_s, "nothing: one replica is more than enough" if idle else binds
 
     @property
+    def capacity_per_s(self) -> float:
+        """Requests a second that one replica serves within all bounds."""
+        return self.ceiling[0]
+
+    @property
+    def binds(self) -> str:
+        """What breaks first if the rate grows."""
+        return self.ceiling[1]
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens of all replicas in a second."""
+        return self.demand.rate_per_s * float(self.result.trace.output_tokens.mean())
+
+    @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
         return self.replicas * self.option.gpus
@@ -112,7 +127,7 @@ class ServingPlan:
             "capacity_per_replica_per_s": capacity_per_s,
             "load_share": demand.rate_per_s / self.replicas / capacity_per_s,
             **{name: found[name] for name in ("ttft_s", "tpot_s")},
-            "output_tokens_per_s": demand.rate_per_s * tokens,
+            "output_tokens_per_s": self.output_tokens_per_s,
             **take_fields(self, "power_w", "energy_j_per_token", "energy_j_per_request"),
             "cost_per_request": cost,
             "cost_per_million_tokens": None if cost is None else cost * 1e6 / tokens,
