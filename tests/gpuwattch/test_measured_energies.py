@@ -46,7 +46,6 @@ def test_carried_energies_are_less_certain() -> None:
         measured.measured_chip("l40s")
 
 
-@pytest.mark.slow
 def test_the_shipped_fit_is_what_the_command_makes() -> None:
     again = measured.fit_measured_energies(database_folder("h200"))
     shipped = measured.measured_chip("h200").values
@@ -59,7 +58,7 @@ def test_operators_that_were_never_used() -> None:
     """The judgement that docs/method/component.md quotes; the split was fixed before any fit."""
     found = measured.judge_held_out(database_folder("h200"))
     assert (found.rows, found.operators) == (237, 101)
-    assert found.mape == pytest.approx(5.13, abs=0.01)
+    assert found.mape == pytest.approx(5.05, abs=0.01)
     page = Path(__file__).parents[2].joinpath("docs", "method", "component.md").read_text()
     assert f"{found.mape:.2f} %" in page
     for family, (_, error) in found.by_family.items():
