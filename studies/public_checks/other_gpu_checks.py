@@ -35,7 +35,7 @@ from wattcast.fit.calibration import (
     predict_models,
 )
 from wattcast.fit.kernel_rows import on_random_data
-from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error
 from wattcast.fit.table_fit import calibrate_rows, describe_work, predict_tables_s
 from wattcast.fit.table_rows import TableRows, held_out, read_tables
 from wattcast.hardware import Gpu
@@ -206,12 +206,12 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
 
 def calibrated_table_rows(folder: Path | None, tell: Callable[[str], None]) -> list[LedgerRow]:
     """Return held-out errors of the H200 calibrated on its tables, as ``wattcast calibrate --table`` does."""
+    where = "h200 kernel tables, held out, calibrated on the other rows"
     if folder is None or not (folder / "aiconfigurator").is_dir():
-        return []
+        return [make_absent_row(where, "latency", "no reference data")]
     chip = hardware.load_gpu("h200")
     table = _read_bursts(folder, chip)
     bundle = calibrate_rows(table, chip, tell).bundle
-    where = "h200 kernel tables, held out, calibrated on the other rows"
     return _kernel_rows(where, table.select_rows(held_out(table.rows.ops)), chip, bundle)
 
 
