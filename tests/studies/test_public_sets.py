@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from studies.public_checks import published_checks
 from studies.public_checks.engine_tables import table_rows
+
+from wattcast.fit.table_fit import predict_tables_s
+from wattcast.fit.table_rows import read_tables
+from wattcast.hardware import load_gpu
+from wattcast.predictor.bundle import bundle_for
 
 HEADS = {
     "gemm": "kernel_source,gemm_dtype,m,n,k,latency\na,bfloat16,64,4096,4096,0.02\na,fp8,64,4096,4096,0.02\n",
@@ -39,3 +45,13 @@ def test_counter_models_meet_their_goals(reference: Path) -> None:
     )
     for found in (*titanx[:2], v100[0]):
         assert found["mape"] <= found["must"]
+
+
+def test_experts_of_gpt_oss_are_as_far_off_as_the_page_says(reference: Path) -> None:
+    """The rates of OpenAI's Triton kernels were chosen on these rows (docs/method/engine-kernels.md)."""
+    chip = load_gpu("h200")
+    table = read_tables([reference / "aiconfigurator" / "h200_sxm.vllm-0.24.0.moe.csv"], chip, most=10**6)
+    table = table.select_rows(np.array([getattr(op, "kernel", "") == "oai" for op in table.rows.ops]))
+    off = predict_tables_s(table, chip, bundle_for(chip)) / table.rows.column("latency_s") - 1.0
+    assert len(off) == 283
+    assert 100.0 * np.mean(np.abs(off)) == pytest.approx(12.6, abs=0.05)
