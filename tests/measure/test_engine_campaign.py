@@ -354,6 +354,8 @@ def test_weights_are_filled_by_what_they_are() -> None:
     model.register_parameter("packed_weight", torch.nn.Parameter(codes, requires_grad=False))
     scales = torch.zeros(32, 4, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     model.register_parameter("packed_weight_scale", torch.nn.Parameter(scales, requires_grad=False))
+    blocks = torch.ones(4, 4).to(torch.float8_e4m3fn)  # nvfp4 has scales in fp8: no exponents
+    model.register_parameter("block_weight_scale", torch.nn.Parameter(blocks, requires_grad=False))
     kinds = {name: type(name, (), {"__module__": "triton_kernels.tensor"}) for name in ("Tensor", "MXScaleLayout")}
     wrapped, their_scales = kinds["Tensor"](), kinds["Tensor"]()
     with torch.inference_mode():  # as an engine holds experts in mxfp4
@@ -366,6 +368,7 @@ def test_weights_are_filled_by_what_they_are() -> None:
         cuda=SimpleNamespace(synchronize=lambda: None),
         inference_mode=torch.inference_mode,
         float8_e4m3fn=torch.float8_e4m3fn,
+        float8_e8m0fnu=torch.float8_e8m0fnu,
         uint8=torch.uint8,
         randn=torch.randn,
     )
@@ -373,6 +376,7 @@ def test_weights_are_filled_by_what_they_are() -> None:
     assert fill_weights(engine, libraries) == 64 * 64 + 256 * 128 + 32 * 16 + 64 * 64 + 64 * 4
     assert model.packed_weight.unique().numel() > 500
     assert set(model.packed_weight_scale.float().flatten().tolist()) == {2.0**-7}
+    assert model.block_weight_scale.float().max() < 1.0
     assert wrapped.storage.data.unique().numel() > 200
     assert set(told.data.flatten().tolist()) == {120}  # e8m0 of 2^-7
     assert 0.015 < model[0].weight.detach().std().item() < 0.025

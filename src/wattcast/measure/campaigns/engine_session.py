@@ -487,7 +487,7 @@ def fill_weights(engine: Any, torch: Any) -> int:
             model = engine.model_executor.driver_worker.model_runner.get_model()
             for name, parameter in model.named_parameters():
                 if "scale" in name:
-                    if "weight_scale" in name and parameter.element_size() == 1:
+                    if "weight_scale" in name and parameter.dtype in (torch.uint8, torch.float8_e8m0fnu):
                         parameter.view(torch.uint8).fill_(FP4_SCALE)
                     elif "weight_scale" in name:
                         parameter.fill_(WEIGHT_SPREAD / FP8_SPREAD)
@@ -505,8 +505,8 @@ def fill_weights(engine: Any, torch: Any) -> int:
                     filled += parameter.numel()
         with torch.inference_mode():
             for codes, are_scales in list_packed_weights():
-                codes.fill_(FP4_SCALE) if are_scales else codes.random_(0, 256)
-                filled += codes.numel()
+                low, high = (FP4_SCALE, FP4_SCALE + 1) if are_scales else (0, 256)
+                filled += codes.random_(low, high).numel()
         torch.cuda.synchronize()
     except Exception as error:
         say(f"the weights stay dummies: {type(error).__name__}: {error}")
