@@ -34,6 +34,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
+from wattcast.kernels import LibraryStyle
 from wattcast.predictor.api import check_formats, resolve_settings
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
@@ -307,8 +308,8 @@ def tabulate_step_costs(
         for kind in (engine.FusedExperts, LatentAttention, engine.StateScan)
     )
     layers = sum(count for _, count in calls) - experts
-    recipe = options.recipe
-    expert_layers = host.packed_expert_layers if recipe and recipe.experts_alone else host.expert_layers
+    by_openai = bundle.reference.style is LibraryStyle.HOPPER and getattr(options.recipe, "experts_alone", False)
+    expert_layers = host.packed_expert_layers if by_openai else host.expert_layers
     expert_layers += host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
     alone = re.compile("no padding|one of .* stages|one of .* replicas")
     notes = [note for note in whole.assumptions if not alone.match(note)]

@@ -116,9 +116,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
         training=training,
         image=options.image or 0,
         tf32=options.dtype is Dtype.TF32,
-        experts_alone=options.recipe is not None
-        and options.recipe.experts_alone
-        and getattr(model.dims, "experts", 0) > 0,
+        experts_alone=getattr(options.recipe, "experts_alone", False) and getattr(model.dims, "experts", 0) > 0,
         **{name: getattr(options, name) for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype")},
     )
     program = trace_program(model.template.trace, model.dims, run, options.pp)
