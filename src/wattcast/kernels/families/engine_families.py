@@ -393,16 +393,17 @@ def _count_experts(op: engine.FusedExperts, cold: bool, warm: bool, rate: float,
     gone = 1.0 - float(resident_share(weight, reference.l2_byte)) if warm else 1.0
     outer = 4.0 * op.tokens * hidden * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
     unit_flop = 6.0 * padded * hidden * inner / tiles
-    slots = _EXPERT_SLOTS
+    slots, shared_byte = _EXPERT_SLOTS, 3.0 * load_byte
     if kernel == "oai":  # gates in the first product
         slots, steps, launches = 1.0, 6.0, _OAI_LAUNCHES + _OAI_SHARING * (op.gpus > 1)
         between = 4.0 * picks * (hidden + inner)
         unit_flop += rate * loads * side / (tiles * _OAI_WEIGHTS)
+        shared_byte += _OAI_SHARED * loads * side
     if kernel == "marlin":
         unit_flop = max(unit_flop, rate * max(unit_flop / _MARLIN_FLOP, op.expert_byte / (across * _MARLIN_BYTE)))
     work = (
         *(tiles, unit_flop, steps, launches),
-        *(load_byte, 3.0 * load_byte + _OAI_SHARED * loads * side * (kernel == "oai")),
+        *(load_byte, shared_byte),
         *(weight * gone + 0.5 * outer, 0.5 * outer, 0.0, between, slots, 0.0),
     )
     kind = "narrow" if narrow else "block" if op.scales == "block" else "fp8" if fp8 else "half"
