@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, check_names, clip_text, import_extra, unknown_name
 from wattcast.core.records import asdict, dataclass, field, fields
+from wattcast.core.regular_files import open_regular
 
 Plain = dict[str, Any]
 T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
@@ -246,7 +247,7 @@ def read_lines(path: Path, missing_ok: bool = False) -> Iterator[Plain]:
     """Yield the rows of a JSON Lines file; a line torn by a crash is passed over, other damage is not."""
     if missing_ok and not path.exists():
         return
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         for number, line in enumerate(iter(lambda: stream.readline(_MOST_BYTE), b""), start=1):
             if not line.strip():
                 continue
@@ -305,7 +306,7 @@ def read_table(path: Path) -> list[Plain]:
     """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
     polars = import_polars()
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             data = stream.read(_MOST_BYTE)
         with catch_panics():
             wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)

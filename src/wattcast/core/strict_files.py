@@ -10,6 +10,7 @@ import csv
 import importlib
 import io
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import read_shipped_table as read_shipped_table  # for bare nodes, it stands there
 from wattcast.core.records import dataclass
+from wattcast.core.regular_files import cannot_read, open_regular
 
 T = TypeVar("T")
 
@@ -34,15 +36,13 @@ MAX_DEPTH = 64  # of YAML; JSON is bounded by the decoder itself
 def read_bytes(path: Path, max_byte: int = MAX_BYTE) -> bytes:
     """Return the content of a regular file of at most ``max_byte``."""
     try:
-        if path.is_dir():
-            raise bad_value(str(path), "a file", "a folder")
-        size = path.stat().st_size
-        if size > max_byte:
-            raise bad_value(path.name, f"at most {max_byte} bytes", f"{size} bytes")
-        with path.open("rb") as stream:
-            data = stream.read(max_byte + 1)  # a pipe or a growing file has no honest size
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > max_byte:
+                raise bad_value(path.name, f"at most {max_byte} bytes", f"{size} bytes")
+            data = stream.read(max_byte + 1)  # a growing file has no honest size
     except OSError as error:
-        raise BadInput(f"{clip_text(str(path), 200)}: cannot be read ({error.strerror or error}).") from error
+        raise cannot_read(path, error) from error
     if len(data) > max_byte:
         raise bad_value(path.name, f"at most {max_byte} bytes", "more")
     return data

@@ -25,6 +25,7 @@ from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput, UnknownName, bad_value
 from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, fields, replace
+from wattcast.core.regular_files import check_regular
 from wattcast.core.units import Dtype
 from wattcast.fit.kernel_rows import PLANNED, ROW_NUMBERS, KernelRows, load_kernel_rows, shape_name
 from wattcast.hardware import Gpu, load_gpu
@@ -218,6 +219,7 @@ def _identify_table(path: Path, given: Path) -> TableFile | None:
 
 def _scan_table(path: Path) -> pl.LazyFrame:
     polars = import_polars()
+    check_regular(path)
     try:
         csv = path.suffix != ".parquet"
         frame: pl.LazyFrame = polars.scan_csv(path, infer_schema_length=1000) if csv else polars.scan_parquet(path)

@@ -21,6 +21,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingEvents, bad_value, clip_text, nearest_names, unknown_name
 from wattcast.core.records import dataclass, field
+from wattcast.core.regular_files import cannot_read, open_regular
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
@@ -102,10 +103,10 @@ def open_trace(path: Path, follow_s: float = 0.0) -> TraceFile:
 
 def _is_gzip(path: Path) -> bool:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(2) == b"\x1f\x8b"
     except OSError as error:
-        raise BadInput(f"{clip_text(str(path), 200)}: cannot be read ({error.strerror or error}).") from error
+        raise cannot_read(path, error) from error
 
 
 def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[bytes]:
@@ -162,7 +163,7 @@ def _read_chunks(stream: BinaryIO, size: int, follow_s: float) -> Iterator[bytes
 
 
 def _read_plain(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         for data in _read_chunks(stream, block_byte, follow_s):
             whole = not data or data.endswith(b"\n")
             yield data if whole else data + stream.readline(MAX_TRACE_LINE_BYTE + 1)
@@ -174,7 +175,7 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
     inside = False  # of a member: ending there is no clean end
     parts: list[bytes] = []
     engine = zlib.decompressobj(wbits=31)
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         for data in _read_chunks(stream, _GZIP_READ_BYTE, follow_s):
             read += len(data)
             if not data:  # a growing trace stands still: hand on what is there

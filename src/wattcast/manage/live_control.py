@@ -29,6 +29,7 @@ import numpy as np
 
 from wattcast.core import MissingTool, Refused, bad_value, dataclass, field, replace
 from wattcast.core.arrays import Array
+from wattcast.core.regular_files import open_regular
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
@@ -102,7 +103,7 @@ class ProgressFile:
     def count(self) -> float:
         """Return the units done so far; 0 before the program made the file."""
         try:
-            with self._path.open("rb") as stream:
+            with open_regular(self._path) as stream:
                 if stream.read(1) != b"+":
                     return float(os.fstat(stream.fileno()).st_size)
                 stream.seek(self._read)

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, CannotWrite, bad_value, clip_text
 from wattcast.core.records import dataclass
+from wattcast.core.regular_files import open_regular
 from wattcast.core.whole_files import write_whole
 
 COLUMNS = (
@@ -169,7 +170,7 @@ class EnergySamples:
     def load(cls, path: Path) -> EnergySamples:
         """Read the samples that ``save`` kept."""
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 kept = read_arrays(stream.read(_MOST_BYTE), path.name)
             order = [list(kept["columns"]).index(name) for name in COLUMNS]
             return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
@@ -386,12 +387,13 @@ class PowerLog:
 def read_power_log(path: Path, interval_s: float = 1.0) -> PowerLog:
     """Read a log of any form above; ``interval_s`` is the time between lines where they have none of their own."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            text = stream.read(_MOST_BYTE)
+        with open_regular(path) as stream:
+            data = stream.read(_MOST_BYTE)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}.") from None
-    if len(text) == _MOST_BYTE:
+    if len(data) == _MOST_BYTE:
         raise bad_value(path.name, f"a log of less than {_MOST_BYTE} bytes", "more")
+    text = data.decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     if rounds := read_dcgm_rounds(lines):
         known = [{e: v["POWER"] for e, v in each.items() if np.isfinite(v.get("POWER", np.nan))} for each in rounds]

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from wattcast.core import asdict, bad_value, check_names, clip_text, dataclass, replace
 from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.regular_files import open_regular
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 
@@ -158,7 +159,8 @@ def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto")
     """Read a user's model from a folder with a ``config.json``."""
     path = folder / "config.json"
     try:
-        config = dict(json.loads(path.read_bytes()))
+        with open_regular(path) as stream:
+            config = dict(json.loads(stream.read()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise bad_value("--own", "a folder with a config.json", f"{folder} ({clip_text(error)})") from None
     return EngineModel(folder.name, config, str(path), quantization=quantization, kv_dtype=kv_dtype, start_s=120.0)
