@@ -205,5 +205,5 @@ def test_a_model_of_ones_own_builds() -> None:
     )
     assert graph.name == "mine prefill b2 s16 bf16 eager"
     assert graph.blocks[1].repeat == 3
-    with pytest.raises(BadInput, match="zero or more"):
+    with pytest.raises(BadInput, match="from 0 to"):
         make_model("mine", "Mine", "decoder", dims | {"window": -1}, "me")

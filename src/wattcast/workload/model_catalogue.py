@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import Dtype, bad_value, check_names, dataclass, fields, files, replace
+from wattcast.core import Dtype, check_names, dataclass, fields, files, replace
 from wattcast.core.errors import fold_name, resolve_name
 from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
+from wattcast.workload.dimension_limits import check_dimensions
 
 
 class ModelKind(StrEnum):
@@ -136,10 +137,7 @@ def make_model(
     known = [item.name for item in fields(kind)]
     check_names(f"dimension of {name}", dims, known)
     built: Any = convert_plain(dims, kind, name)
-    for key in known:
-        value = getattr(built, key)
-        if isinstance(value, int) and value < 0:
-            raise bad_value(f"{name}: {key}", "zero or more", value)
+    check_dimensions(architecture, built, name)
     return ModelSpec(name, title, architecture, built, source, note)
 
 

@@ -21,6 +21,7 @@ import msgspec
 
 from wattcast.core import BadInput, Dtype, bad_value, clip_text, unknown_name
 from wattcast.core.strict_files import decode_json, read_shipped_yaml
+from wattcast.workload.dimension_limits import check_layer_count
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.model_options import SIZE_LIMIT
 
@@ -307,6 +308,7 @@ def _is_size(value: object) -> bool:
 
 def _mark_layers(f: _Fields, layers: int, rule: _LayerRule) -> list[bool]:
     """Tell of each layer whether a rule marks it: as a list in the file says, else by its place."""
+    check_layer_count(layers, f"{f.where}: layers")
     for field, marks in rule.words.items():
         if (words := f.config.get(field)) is not None:
             valid = isinstance(words, list) and len(words) == layers and all(str(word) in marks for word in words)
@@ -316,8 +318,10 @@ def _mark_layers(f: _Fields, layers: int, rule: _LayerRule) -> list[bool]:
         f.check(rule.flags[0], flags, isinstance(flags, list) and len(flags) == layers, f"a list of {layers}")
         return [bool(flag) is rule.flags[1] for flag in flags]
     if (places := f.get(rule.places, None)) is not None and places != []:
-        f.check(rule.places, places, isinstance(places, list), "a list of layers")
-        return [layer in places for layer in range(layers)]
+        are_places = isinstance(places, list) and all(type(place) is int for place in places)
+        f.check(rule.places, places, are_places, "a list of layers")
+        marked = set(places)
+        return [layer in marked for layer in range(layers)]
     if rule.first:
         return [layer < f.read(rule.first, float) for layer in range(layers)]
     every, *offset = rule.each if isinstance(rule.each, list) else [rule.each]
@@ -329,6 +333,7 @@ def _mark_layers(f: _Fields, layers: int, rule: _LayerRule) -> list[bool]:
 
 def _group_layers(f: _Fields, layers: int, rules: Sequence[_LayerRule]) -> list[dict[str, Any]]:
     """Return groups of equal layers in the order in which they first appear; none where all are usual."""
+    check_layer_count(layers, f"{f.where}: layers")
     kinds: list[dict[str, Any]] = [{} for _ in range(layers)]
     for rule in rules:
         if rule.only_if and not f.read(rule.only_if):
