@@ -562,7 +562,7 @@ def test_any_text_for_a_number_is_a_quantity_or_an_error_with_its_path(text: str
             parse_gpu(mine, "mine", "mine.yaml")
 
 
-@given(st.integers(1, 10_000), st.sampled_from(["W", "kW", "mW"]))
+@given(st.integers(10, 100), st.sampled_from(["W", "kW", "mW"]))
 def test_a_users_limit_arrives_in_watts(number: int, unit: str) -> None:
     mine = _put("value: 700 W", f"value: {number} {unit}")(_bytes("h200").decode())
     scale = {"W": 1.0, "kW": 1e3, "mW": 1e-3}[unit]

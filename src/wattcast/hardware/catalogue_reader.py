@@ -19,6 +19,7 @@ from wattcast.hardware.gpu import CardUse, ClockCurve, Fabric, Gpu, Node
 
 MAX_GPU_FILE_BYTE = 1 << 20
 MAX_NODE_FILE_BYTE = 1 << 16
+MOST_NODE_GPUS = 65_536
 
 
 class _Disputed(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +54,21 @@ _BOARDS = {row["name"]: row for row in read_shipped_table("wattcast.hardware", "
 # what people say for a catalogue name; beyond these, only the names themselves are understood
 GPU_ALIASES = {row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")}
 GPU_ALIASES |= {said: name for name, row in _BOARDS.items() for said in (name, row["part_number"])}
+
+
+# What a number of one GPU can be, by its unit: far beyond every card that was built, and near enough that a slip of a
+# prefix or a made-up 1e300 is told where it stands.
+_RANGES = {
+    "": (1.0, 1e8),
+    "op/cycle": (1e-3, 1e7),
+    "flop/cycle": (1e-3, 1e7),
+    "byte": (1.0, 1e16),
+    "byte/cycle": (1e-2, 1e8),
+    "byte/s": (1e6, 1e17),
+    "Hz": (1e3, 1e11),
+    "W": (1e-2, 1e5),
+    "V": (1e-2, 1e2),
+}
 
 
 def _make_group_type(name: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
@@ -217,8 +233,12 @@ class _Reader:
             return None
         places = [(other.value, f"{self.where}: {key}.disputed") for other in leaf.disputed]
         for text, where in (*places, (leaf.value, f"{self.where}: {key}")):
-            if (value := units.parse(text, unit, where)) <= 0:
+            value = units.parse(text, unit, where)
+            if value <= 0:
                 raise bad_value(where, "a number above zero", text)
+            low, high = _RANGES[unit]
+            if not low <= value <= high:
+                raise bad_value(where, f"from {low:g} to {high:g} {unit}".rstrip(), text)
         return value
 
     def text(self, leaf: _Leaf, key: str) -> str:
@@ -232,9 +252,11 @@ class _Reader:
             raise bad_value(f"{self.where}: {key}", f"{len(leaf.clock)} values, one a clock", len(leaf.value))
         clock = [units.parse(c, "Hz", f"{self.where}: {key}.clock[{i}]") for i, c in enumerate(leaf.clock)]
         value = [units.parse(v, unit, f"{self.where}: {key}.value[{i}]") for i, v in enumerate(leaf.value)]
-        if any(number <= 0 for number in value):
-            raise bad_value(f"{self.where}: {key}.value", "numbers above zero", min(value))
-        if any(b <= a for a, b in pairwise(clock)):
+        low, high = _RANGES[unit]
+        for number in value:
+            if not low <= number <= high:
+                raise bad_value(f"{self.where}: {key}.value", f"from {low:g} to {high:g} {unit}", number)
+        if any(b <= a for a, b in pairwise(clock)) or not 0.0 < clock[0] <= clock[-1] <= _RANGES["Hz"][1]:
             raise bad_value(f"{self.where}: {key}.clock", "rising clocks", ", ".join(leaf.clock))
         return ClockCurve(np.array(clock), np.array(value))
 
@@ -310,10 +332,14 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
         return reader.published(getattr(file, key), key, key)
 
     count, fabric, multicast, rate = map(read, ("gpu_count", "fabric", "multicast", "network_per_gpu"))
-    if type(count) is not int or count < 1:
-        raise bad_value(f"{where}: gpu_count", "a whole number of GPUs", count)
+    if type(count) is not int or not 1 <= count <= MOST_NODE_GPUS:
+        raise bad_value(f"{where}: gpu_count", f"a whole number of GPUs, 1 to {MOST_NODE_GPUS}", count)
     if fabric not in list(Fabric):
         raise bad_value(f"{where}: fabric", f"one of {', '.join(Fabric)}", fabric)
-    rate = None if rate is None else units.parse(rate, "byte/s", f"{where}: network_per_gpu")
+    if rate is not None:
+        rate = units.parse(rate, "byte/s", f"{where}: network_per_gpu")
+        low, high = _RANGES["byte/s"]
+        if not low <= rate <= high:
+            raise bad_value(f"{where}: network_per_gpu", f"from {low:g} to {high:g} byte/s", rate)
     network, joined = str(read("network") or "none"), (count, Fabric(fabric), multicast is True)
     return Node(name, file.title, tuple(file.gpus), *joined, network, rate, reader.claims)

@@ -27,6 +27,7 @@ from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, 
 
 STATIC, CLOCK = "static", "clock"
 OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
+MOST_EVENT_J = 1e-3  # of one event; the costliest that ships, a cycle of an SM, takes 3e-9 J
 STEADY = ("sm", "clock")  # modules whose energy does not depend on the data
 
 
@@ -45,8 +46,8 @@ class ModulePower(PowerModel):
         known = known_events()
         for name, energy in self.energy_j.items():
             check_names("event", name, known, "")
-            if not (np.isfinite(energy) and energy >= 0):
-                raise bad_value(f"energy of {name}", "joules, zero or more", energy)
+            if not 0.0 <= energy <= MOST_EVENT_J:
+                raise bad_value(f"energy of {name}", f"joules, from zero to {MOST_EVENT_J:g}", energy)
         if not 0.0 <= self.toggling <= 2.0:
             raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
         if not 0.0 <= self.memory_on_core <= 1.0:

@@ -268,6 +268,10 @@ def order_by_event(where: str, coefficients: Mapping[str, float]) -> dict[str, f
     return {name: float(coefficients[name]) for name in known if name in coefficients}
 
 
+MOST_RELATIVE_VOLTAGE = 10.0
+MOST_IDLE_W = 1e5  # of one card: the hungriest of the catalogue idles at 294 W
+
+
 @dataclass(frozen=True)
 class VoltageCurve:
     """Core voltage by set clock, relative to that at the top clock: linear between points, flat beyond them.
@@ -286,8 +290,12 @@ class VoltageCurve:
             raise bad_value(
                 "voltage", "one relative voltage a clock", f"{self.relative.size} for {self.clock_hz.size}"
             )
-        if not ((np.diff(self.clock_hz) > 0).all() and (np.diff(self.relative) >= 0).all() and self.relative[0] > 0):
+        rising = (np.diff(self.clock_hz) > 0).all() and (np.diff(self.relative) >= 0).all()
+        if not (rising and self.relative[0] > 0):
             raise bad_value("voltage", "rising clocks and voltages that never fall", self.relative.tolist())
+        if not (self.relative[-1] <= MOST_RELATIVE_VOLTAGE and np.isfinite(self.clock_hz).all()):
+            wanted = f"voltages relative to that at the top clock, at most {MOST_RELATIVE_VOLTAGE:g}"
+            raise bad_value("voltage", wanted, self.relative[-1])
 
     def level_at(self, clock_hz: Sweepable) -> Array:
         """Return the relative voltage at each set clock."""
@@ -314,6 +322,11 @@ class IdlePower:
             raise bad_value("idle", "one power a clock", f"{self.power_w.size} for {self.clock_hz.size}")
         if not ((np.diff(self.clock_hz) > 0).all() and (self.power_w > 0).all()):
             raise bad_value("idle", "rising clocks and powers above zero", self.power_w.tolist())
+        if not (self.power_w.max() <= MOST_IDLE_W and np.isfinite(self.clock_hz).all()):
+            raise bad_value("idle", f"at most {MOST_IDLE_W:g} W", self.power_w.max())
+        if not (abs(self.per_c) <= 0.1 and -100.0 <= self.reference_c <= 200.0):
+            wanted = "a growth of at most 0.1 a degree, from a temperature of a chip"
+            raise bad_value("idle", wanted, f"{self.per_c} from {self.reference_c} C")
 
     def power_at(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
         """Return the idle power in W at each set clock and temperature."""

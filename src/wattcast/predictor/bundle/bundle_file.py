@@ -10,10 +10,11 @@ import io
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from wattcast import hardware
 from wattcast.core import bad_value, check_names, dataclass, field, files, replace, units
@@ -40,6 +41,18 @@ from wattcast.predictor.learned_factors import (
 from wattcast.predictor.timeline import ClockLaw
 
 BUNDLE_FORMAT = 1
+# What a number of a bundle may be. Shipped bundles have factors from 0.16 to 20 and 11,200 serial
+# cycles at most. What lies beyond these bounds is a slip of the finger or a damaged file.
+Factor = Annotated[float, Meta(ge=0.01, le=100.0)]
+Cycles = Annotated[float, Meta(ge=0.0, le=1e7)]
+Weight = Annotated[float, Meta(ge=0.0, le=1e3)]
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+Size = Annotated[float, Meta(ge=0.0, le=1e15)]
+Hertz = Annotated[float, Meta(gt=0.0, le=1e11)]
+Watts = Annotated[float, Meta(gt=0.0, le=1e6)]
+Celsius = Annotated[float, Meta(ge=-50.0, le=150.0)]
+LONGEST_FIXED_S = 1.0  # of a kernel's fixed time, or of the host's time for an operator
+MOST_LOG_FACTOR = 7.0  # of a learned factor; those that ship reach 4.9
 ARRAYS_FILE = "arrays.npz"
 FAMILIES = ("gemm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise", "collective")
 
@@ -47,9 +60,14 @@ FAMILIES = ("gemm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "e
 class ResidualEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Low and high end of measured over predicted, from ``rows`` held-out rows."""
 
-    latency: tuple[float, float]
-    power: tuple[float, float]
-    rows: int
+    latency: tuple[Factor, Factor]
+    power: tuple[Factor, Factor]
+    rows: Annotated[int, Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("latency", self.latency), ("power", self.power)):
+            if low > high:
+                raise bad_value(f"residuals: {name}", "a low end below the high one", f"{low} and {high}")
 
 
 @dataclass(frozen=True)
@@ -126,15 +144,15 @@ class Bundle:
 class CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):
     """A ``Correction`` as YAML writes it."""
 
-    compute: float
-    memory: float
+    compute: Factor
+    memory: Factor
     fixed: str
-    l2: float = 1.0
-    serial_cycle: float = 0.0
+    l2: Factor = 1.0
+    serial_cycle: Cycles = 0.0
 
     def to_correction(self, where: str) -> Correction:
         """Return the correction, its time in seconds."""
-        fixed_s = units.parse(self.fixed, "s", f"{where}.fixed")
+        fixed_s = _parse_short_time(self.fixed, f"{where}.fixed")
         return Correction(self.compute, self.memory, fixed_s, self.l2, self.serial_cycle)
 
 
@@ -143,48 +161,66 @@ class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
     host_per_operator: str
     link_per_message: str = ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
-    host_weights: dict[str, float] = {}
+    host_weights: dict[str, Weight] = {}
     start_clock: str = ""  # at which fixed times hold, where they are cycles
 
     def to_costs(self, where: str) -> LaunchCosts:
         """Return the costs in seconds."""
-        host_s = units.parse(self.host_per_operator, "s", f"{where}.host_per_operator")
-        start_hz = units.parse(self.start_clock, "Hz", f"{where}.start_clock") if self.start_clock else None
+        host_s = _parse_short_time(self.host_per_operator, f"{where}.host_per_operator")
+        start_hz = _parse_clock(self.start_clock, f"{where}.start_clock") if self.start_clock else None
         return LaunchCosts(host_s, self.host_weights, start_hz=start_hz)
+
+
+def _parse_short_time(text: str, where: str) -> float:
+    seconds = units.parse(text, "s", where)
+    if not 0.0 <= seconds <= LONGEST_FIXED_S:
+        raise bad_value(where, f"a time from 0 to {LONGEST_FIXED_S:g} s", text)
+    return seconds
+
+
+def _parse_clock(text: str, where: str) -> float:
+    hertz = units.parse(text, "Hz", where)
+    if not 0.0 < hertz <= 1e11:
+        raise bad_value(where, "a clock above 0 and up to 100 GHz", text)
+    return hertz
 
 
 class _ColdFile(msgspec.Struct, forbid_unknown_fields=True):
     operator: str
-    s_per_byte: float
-    layers: int = 0
+    s_per_byte: Annotated[float, Meta(ge=0.0, le=1e-6)]
+    layers: Annotated[int, Meta(ge=0, le=100_000)] = 0
 
 
 class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
     """A ``ClockLaw`` as YAML writes it."""
 
-    without: float
-    activity: list[float]
-    ratio: list[float]
-    clock_power: float = 0.0
+    without: Factor
+    activity: Annotated[list[Annotated[float, Meta(ge=0.0, le=1e6)]], Meta(min_length=1, max_length=1000)]
+    ratio: Annotated[list[Factor], Meta(min_length=1, max_length=1000)]
+    clock_power: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
     top: str = "1 Hz"
     in_bursts: bool = True
 
     def to_law(self, where: str) -> ClockLaw:
         """Return the law, its clock in hertz."""
-        activity, ratio, top_hz = np.array(self.activity), np.array(self.ratio), units.parse(self.top, "Hz", where)
+        activity = np.array(self.activity)
+        ratio = np.array(self.ratio)
+        if activity.shape != ratio.shape or (np.diff(activity) < 0).any():
+            raise bad_value(where, "a ratio for each activity, which rise", f"{len(ratio)} for {len(activity)}")
+        top_hz = _parse_clock(self.top, where)
         return ClockLaw(self.without, activity, ratio, 1.0, self.clock_power, top_hz, self.in_bursts)
 
 
 class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
-    sm_count: float
-    l2_byte: float
-    l2_byte_per_cycle: float
-    dram_byte_per_cycle: float
-    top_hz: float
-    sfu_per_cycle: float
-    per_cycle: dict[str, float]
+    sm_count: Annotated[float, Meta(ge=1.0, le=1e6)]
+    l2_byte: Annotated[float, Meta(gt=0.0, le=1e15)]
+    l2_byte_per_cycle: Annotated[float, Meta(gt=0.0, le=1e9)]
+    dram_byte_per_cycle: Annotated[float, Meta(gt=0.0, le=1e9)]
+    top_hz: Hertz
+    sfu_per_cycle: Size
+    per_cycle: dict[str, Annotated[float, Meta(gt=0.0, le=1e9)]]
     style: LibraryStyle = LibraryStyle.HOPPER
-    shared_byte: float = 0.0
+    shared_byte: Size = 0.0
 
 
 class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -192,7 +228,7 @@ class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     groups: tuple[str, ...]
     sizes: dict[str, tuple[float, float]]
     forms: dict[str, str] | None = None  # group -> forms with commas between: a list is slower to read
-    clock_hz: tuple[float, float] | None = None
+    clock_hz: tuple[Hertz, Hertz] | None = None
 
 
 class _PowerFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -209,12 +245,12 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     corrections: dict[str, CorrectionFile]
     power: _PowerFile
     residuals: dict[str, ResidualEnds]
-    toggling: dict[str, float]
+    toggling: dict[str, Annotated[float, Meta(ge=0.0, le=2.0)]]
     effective_clock: ClockLawFile | None = None
-    interval_level: float = 0.9
-    settles: float = 1.0
-    waiting_sm: float = 1.0
-    step_energy: float = 1.0
+    interval_level: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
+    settles: Share = 1.0
+    waiting_sm: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    step_energy: Annotated[float, Meta(ge=0.1, le=10.0)] = 1.0
     assumptions: tuple[str, ...] = ()
     reference: _ReferenceFile | None = None  # absent: the catalogue's chip
     learned_on: _ReferenceFile | None = None  # the chip learned factors were fitted on, where it is another
@@ -222,8 +258,8 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     cards: CardSpread | None = None  # absent: the published figures
     widening: Widening | None = None  # absent: the default
     cold: _ColdFile | None = None  # absent: operators cost in a model what they cost alone
-    power_limit_w: tuple[float, float] | None = None
-    temperature_c: tuple[float, float] | None = None
+    power_limit_w: tuple[Watts, Watts] | None = None
+    temperature_c: tuple[Celsius, Celsius] | None = None
     arrays: bool = False  # whether learned factors lie beside, in arrays.npz
 
 
@@ -270,7 +306,7 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
                 reference = replace(reference, choice=learned.reference.choice)
     law, cold = file.effective_clock, None
     if file.cold is not None:
-        operator_s = units.parse(file.cold.operator, "s", f"{where}: cold.operator")
+        operator_s = _parse_short_time(file.cold.operator, f"{where}: cold.operator")
         cold = ColdCacheDelay(operator_s, file.cold.s_per_byte, file.cold.layers)
     seen = {}
     for name, s in file.seen.items():
@@ -374,6 +410,8 @@ def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactor
             kind, _, family = prefix.partition(".")
             forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
             low, high = (float(x) for x in arrays[f"{prefix}.range"])
+            if not -MOST_LOG_FACTOR <= low <= high <= MOST_LOG_FACTOR:
+                raise ValueError(f"{prefix}.range: {low} to {high} is no range of logarithms of factors")
             found[kind][family] = LearnedFactor(
                 TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
                 GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
