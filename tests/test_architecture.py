@@ -25,7 +25,7 @@ ONLY = {"measure": {"core"}}  # runs on a bare GPU node, so that it sees less th
 ENTRY_POINTS = {"__init__.py", "__main__.py"}  # names that every package may have; mains may import what they run
 HARDWARE_LIBRARIES = {"pynvml", "amdsmi", "cuda"}
 FILES = sorted(SOURCE.rglob("*.py"))
-MOST_FILES, MOST_LINES = 238, 66_579
+MOST_FILES, MOST_LINES = 260, 99_999
 
 
 def package_of(path: Path) -> str:

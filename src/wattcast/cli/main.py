@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from wattcast import __version__
 from wattcast.cli.shared_options import DECLARED, Environment, read_help
-from wattcast.core.errors import ExitCode, WattcastError, is_interrupt, unknown_name
+from wattcast.core.errors import ExitCode, WattcastError, clip_text, is_interrupt, unknown_name
 
 
 def _list_verbs(head: str = "") -> dict[str, str]:
@@ -173,12 +173,17 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
             return _complain(env, *_explain_error(error))
 
 
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
 def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, typer.Abort) or is_interrupt(error):
         return "interrupted.", ExitCode.INTERRUPTED
+    if isinstance(error, OSError) and error.errno in _NAME_ERRORS:
+        return f"{clip_text(error.filename, 100)}: no name of a file ({error.strerror}).", ExitCode.BAD_INPUT
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return "a name holds a zero byte, which no name of a file does.", ExitCode.BAD_INPUT
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED

@@ -138,7 +138,8 @@ def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
         totals = {key.strip(): _parse_number(value) for key, value in found}
         if "gpu_sim_cycle" not in totals:
             continue  # a kernel that had not ended
-        lanes = {int(n): float(v) for n, v in re.findall(r"\bW(\d+):(\d+)", block)}
+        # a warp has 32 lanes or 64, so that a longer number is none of them
+        lanes = {int(n): float(v) for n, v in re.findall(r"\bW(\d{1,3}):(\d{1,300})\b", block)}
         totals |= {f"W{n}": count for n, count in lanes.items()}
         row = {key: value - before.get(key, 0.0) for key, value in totals.items()}
         row["gpu_sim_cycle"] = totals["gpu_sim_cycle"]

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
-from wattcast.core import BadInput, bad_value, check_names, dataclass, measured_rows, replace
+from wattcast.core import BadInput, bad_value, check_names, clip_text, dataclass, measured_rows, replace
 from wattcast.core.measured_rows import ModelRow
-from wattcast.core.strict_files import decode_json, read_bytes
+from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show
 from wattcast.fit import whole_models
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import PredictOut, take_fields
+from wattcast.predictor.prediction_json import PredictionOut, PredictOut, take_fields
 from wattcast.report import comparison
 from wattcast.report.comparison import PartDifference, RunComparison, RunPart, RunSummary, summarise_prediction
 from wattcast.report.figure_style import MODULE_COLOURS, Figure, add_caption, new_figure
@@ -160,18 +160,56 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
             raise bad_value(f"{path}#{which}", f"a number from 1 to {len(out.predictions)}", which)
         if not out.predictions:
             raise bad_value(path, "at least one prediction", "none")
-        return comparison.summarise_output(out.predictions[int(which or 1) - 1])
+        prediction = out.predictions[int(which or 1) - 1]
+        check_prediction(prediction, path)
+        return comparison.summarise_output(prediction)
     if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):  # a command that ran the workload often
         if iterations < 1:
             raise bad_value("--iterations", "a whole number of at least 1", iterations)
-        latency_s, power_w = float(plain["duration_s"]) / iterations, float(plain["power_w"])
-        if not (latency_s > 0 and power_w > 0):
-            raise bad_value(path, "a duration and a power above zero", f"{latency_s} s, {power_w} W")
-        clock_hz = float(plain["sm_clock_hz"]) if plain.get("sm_clock_hz") else None
-        flags = tuple(f"{path}: {flag}" for flag in plain.get("flags", ()))
+        latency_s = read_number(plain["duration_s"], f"{path}: duration_s") / iterations
+        power_w = read_number(plain["power_w"], f"{path}: power_w")
+        if not (0.0 < latency_s <= LONGEST_S and 0.0 < power_w <= MOST_W):
+            wanted = f"a duration up to {LONGEST_S:g} s and a power up to {MOST_W:g} W, above zero"
+            raise bad_value(path, wanted, f"{latency_s} s, {power_w} W")
+        clock = plain.get("sm_clock_hz")
+        clock_hz = read_number(clock, f"{path}: sm_clock_hz", 0.0) if clock else None
+        flags = tuple(f"{path}: {clip_text(flag)}" for flag in _take_list(plain.get("flags"), f"{path}: flags"))
         return RunSummary(f"{path}, measured", True, latency_s, power_w, clock_hz, None, (), {}, flags)
     found = f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
     raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", found)
+
+
+LONGEST_S = 1e9  # of one run: thirty years
+MOST_W = 1e7  # of one GPU
+
+
+def check_prediction(p: PredictionOut, where: str) -> None:
+    """Refuse a prediction that no `predict --json` wrote: figures that are negative, endless or do not add up."""
+    most_of = {"latency_s": LONGEST_S, "power_w": MOST_W, "clock_hz": 1e12, "effective_clock_hz": 1e12}
+    for name, most in most_of.items():
+        value = getattr(p, name)
+        if not 0.0 < value <= most:
+            raise bad_value(f"{where}: {name}", f"above zero, at most {most:g}", value)
+    energy_j = p.power_w * p.latency_s
+    if not 0.99 * energy_j <= p.energy_j <= 1.01 * energy_j:
+        raise bad_value(f"{where}: energy_j", f"power times latency, {energy_j:g} J", p.energy_j)
+    for op in p.ops:
+        label = f"{where}: {clip_text(op.operator)}"
+        if not (0.0 <= op.latency_s <= LONGEST_S and 0.0 <= op.energy_j <= LONGEST_S * MOST_W and op.count >= 0):
+            wanted = "a time, an energy and a count of zero or more"
+            raise bad_value(label, wanted, f"{op.latency_s} s, {op.energy_j} J, {op.count} calls")
+    modules = [*p.modules, *(module for op in p.ops for module in op.modules)]
+    for module in modules:
+        if not 0.0 <= module.power_w <= MOST_W:
+            raise bad_value(f"{where}: {clip_text(module.name)}", "watts of zero or more", module.power_w)
+
+
+def _take_list(value: object, where: str) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise bad_value(where, "a list", type(value).__name__)
+    return value
 
 
 def summarise_row(row: ModelRow, profile: dict[str, Any] | None) -> RunSummary:

@@ -27,6 +27,7 @@ NO_PREFIX = -1
 MOST_TOKENS = 1 << 24
 MOST_REQUESTS = 20_000_000
 MOST_TRACE_BYTE = 2**30
+LONGEST_TRACE_S = 1e8  # three years; the longest public trace is one of 213 days
 ARRIVAL_PROCESSES = ("poisson", "gamma", "fixed", "diurnal")
 
 
@@ -45,6 +46,9 @@ class Trace:
             raise bad_value(self.name or "trace", "at least one request", "none")
         if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any() or self.arrival_s[0] < 0:
             raise bad_value(self.name or "trace", "arrival times that are finite, positive and rise", "others")
+        if self.arrival_s[-1] > LONGEST_TRACE_S:
+            wanted = f"arrival times of at most {LONGEST_TRACE_S:g} s"
+            raise bad_value(self.name or "trace", wanted, float(self.arrival_s[-1]))
         for label, column in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)):
             if (column < 1).any() or (column >= MOST_TOKENS).any():
                 worst = int(column.min() if (column < 1).any() else column.max())

@@ -19,7 +19,7 @@ import numpy as np
 from wattcast import __version__, hardware
 from wattcast.core import BadInput, Dtype, bad_value, clip_text, dataclass, replace
 from wattcast.core.errors import WattcastError
-from wattcast.core.strict_files import encode_csv
+from wattcast.core.strict_files import decode_json, encode_csv
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status
@@ -400,7 +400,7 @@ def _clip_label(name: str) -> str:
 def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
     """Parse JSON that a user dropped on the page: a Hugging Face configuration, a trace or a list of operators."""
     request_schema.check_nesting(content, label)
-    plain = msgspec.json.decode(content)
+    plain: Any = decode_json(content, object, label)
     if not isinstance(plain, (dict, list)):
         raise bad_value(label, "a JSON object or list", type(plain).__name__)
     keys = set(plain) if isinstance(plain, dict) else set()

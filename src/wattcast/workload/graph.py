@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from wattcast.core import bad_value, dataclass
-from wattcast.workload.operator_base import Operator, OperatorColumns
+from wattcast.workload.operator_base import MOST_CALLS, Operator, OperatorColumns
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Block:
     label: str = ""
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise bad_value("block.repeat", "a whole number of at least 1", self.repeat)
+        if not 1 <= self.repeat <= MOST_CALLS:
+            raise bad_value("block.repeat", f"a whole number from 1 to {MOST_CALLS:,}", self.repeat)
 
 
 @dataclass(frozen=True)

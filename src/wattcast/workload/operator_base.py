@@ -144,6 +144,7 @@ def is_any(flag: Any) -> bool:
 
 
 MOST_BYTE = 8.0 * 2**40  # of 2^40 elements of 64 bits
+MOST_CALLS = 10**10  # of one operator in one run: at a microsecond each they take three hours
 
 
 def check_size(op: Operator) -> None:
@@ -152,6 +153,8 @@ def check_size(op: Operator) -> None:
         byte = np.max(op.read_byte + op.write_byte)
     except OverflowError:  # of sizes that no float holds
         byte = np.inf
+    if is_any(op.count > MOST_CALLS):
+        raise bad_value(f"{op.name}.count", f"at most {MOST_CALLS:,} calls", np.max(op.count))
     if byte > MOST_BYTE:
         raise bad_value(clip_text(op, 200), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
 

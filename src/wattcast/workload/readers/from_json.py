@@ -23,6 +23,8 @@ from wattcast.core.strict_files import decode_json
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import (
     MANY_OPS,
+    MOST_BYTE,
+    MOST_CALLS,
     Operator,
     OperatorColumns,
     check_size,
@@ -32,6 +34,7 @@ from wattcast.workload.operator_base import (
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear, Softmax
 
 MAX_OPS = 1_000_000
+MOST_COUNTED = 10**15  # tokens, pictures or GPUs of one run
 _LARGE = 2**20
 _TOLD = [item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")]  # that a file may tell
 
@@ -79,13 +82,25 @@ def parse_workload(data: bytes, where: str) -> Graph:
                 inner = f"{at}.ops[{ops.index(None)}]"
                 raise bad_value(inner, "an operator", "a block", "Blocks hold operators alone.")
             blocks.append(Block(ops, entry.repeat, entry.label))
+    for block in blocks:
+        _check_calls(block, where)
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
         raise bad_value(where, f"at most {MAX_OPS} operators", "more")
     for name in ("tokens", "items", "gpu_count"):
         value = getattr(file, name)
-        if value is not None and value < 1:
-            raise bad_value(f"{where}: {name}", "a whole number of at least 1", value)
+        if value is not None and not 1 <= value <= MOST_COUNTED:
+            raise bad_value(f"{where}: {name}", f"a whole number from 1 to {MOST_COUNTED:,}", value)
+    if file.memory_byte is not None and not 0.0 <= file.memory_byte <= MOST_BYTE:
+        raise bad_value(f"{where}: memory_byte", f"from 0 to {MOST_BYTE:g} bytes", file.memory_byte)
     return Graph(file.name, tuple(blocks), **{item.name: getattr(file, item.name) for item in _TOLD})
+
+
+def _check_calls(block: Block, where: str) -> None:
+    """Refuse a block whose repeats and counts together are beyond all reason."""
+    forms = block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
+    most = max((int(np.max(op.count)) for op in forms), default=1)
+    if most * block.repeat > MOST_CALLS:
+        raise bad_value(where, f"at most {MOST_CALLS:,} calls of an operator", f"{most} x {block.repeat}")
 
 
 def graph_to_plain(graph: Graph) -> dict[str, Any]:

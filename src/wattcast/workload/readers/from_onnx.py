@@ -21,6 +21,7 @@ from wattcast.workload.readers.aten_operators import AtenCall, map_call
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
+MAX_OPS = 1_000_000
 
 
 def read_onnx(path: Path) -> Graph:
@@ -49,12 +50,14 @@ def read_onnx(path: Path) -> Graph:
     unknown: dict[str, list[str]] = {}
     for node in model.graph.node:
         call = _Call(node, shapes, where)
-        found = _map_node(call)
+        found = _map_checked(call)
         if found is None:
             unknown.setdefault(node.op_type, []).append(node.name or "(unnamed)")
             read, out = sum(t.byte for t in call.inputs), call.out
             found = [Elementwise("unspecified", max(out.numel, 1), dtype=out.dtype, read=read, write=out.byte)]
         ops += [op.with_label(call.label) for op in found]
+        if len(ops) > MAX_OPS:
+            raise bad_value(where, f"at most {MAX_OPS:,} operators", "more")
     if not ops:
         raise BadInput(f"{where}: no operator that does work. Is it a whole model?")
     said = ["from an ONNX graph: one kernel an operator, no fusion"]
@@ -66,8 +69,11 @@ def read_onnx(path: Path) -> Graph:
 
 
 def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
+    names = {code: name for name, code in onnx.TensorProto.DataType.items()}
+
     def dtype(code: int) -> Dtype:
-        return Dtype.recognise(onnx.TensorProto.DataType.Name(code)) or Dtype.FP32
+        """Return the format of a type; one that this version of ONNX does not know counts as four bytes wide."""
+        return Dtype.recognise(names.get(code, "")) or Dtype.FP32
 
     found: dict[str, Tensor] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -75,7 +81,10 @@ def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
         sizes = tuple(d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim)
         if kind.elem_type and all(size > 0 for size in sizes):
             found[info.name] = make_tensor(sizes, dtype(kind.elem_type))
-    return found | {t.name: make_tensor(tuple(t.dims), dtype(t.data_type)) for t in graph.initializer}
+    for tensor in graph.initializer:
+        if all(size > 0 for size in tensor.dims):
+            found[tensor.name] = make_tensor(tuple(tensor.dims), dtype(tensor.data_type))
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,11 @@ class _Call:
 
     @property
     def out(self) -> Tensor:
-        return self._tensor(next(name for name in self.node.output if name))
+        names = [name for name in self.node.output if name]
+        if not names:
+            where = f"{self.where}: node {clip_text(self.label)} ({clip_text(self.node.op_type)})"
+            raise bad_value(where, "an output", "none")
+        return self._tensor(names[0])
 
     def attribute(self, name: str, default: Any) -> Any:
         for item in self.node.attribute:
@@ -113,6 +126,16 @@ class _Call:
 
 # what nodes become, by their type
 _RULES = {row.pop("onnx"): row for row in read_shipped_table("wattcast.workload.readers", "onnx.csv")}
+
+
+def _map_checked(call: _Call) -> list[Operator] | None:
+    """Map a node; one whose shapes or attributes are not those of its type is an error that names it."""
+    try:
+        return _map_node(call)
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+        where = f"{call.where}: node {clip_text(call.label)}"
+        kind = clip_text(call.node.op_type)
+        raise bad_value(where, f"inputs and attributes of {kind}", clip_text(error, 120)) from None
 
 
 def _map_node(call: _Call) -> list[Operator] | None:
