@@ -15,7 +15,7 @@ from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.counter_models.gpmtool_files import read_dcgm_table
-from wattcast.measure.energy_samples import read_power_log
+from wattcast.measure.power_logs import read_power_log
 
 FIELDS = {
     "POWER": "DCGM_FI_DEV_POWER_USAGE",
@@ -70,7 +70,7 @@ def test_units_cost_what_they_cost(form, tmp_path: Path) -> None:
     assert largest["tensor_busy_cycle"] * 1.98e9 == pytest.approx(300.0, rel=0.02)
     assert largest["dram_busy_cycle"] * 3.201e9 == pytest.approx(150.0, rel=0.02)
     assert said["models"][0]["held_out"]["benchmark"]["mape"] < 1.0
-    assert read_power_log(path).form == "DCGM"
+    assert read_power_log(path, 1.0).form == "DCGM"
 
 
 def test_a_log_without_units_says_what_to_collect(tmp_path: Path) -> None:

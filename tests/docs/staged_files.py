@@ -27,10 +27,8 @@ TEXTS = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,10,3\n"
     "2023-11-16 18:15:47.6805900,20,4\n",
     "mine.csv": "model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,2.9 ms\nbert-large,1,64,forward,5.1 ms\n",
-    "tegrastats.log": "\n".join(
-        f"04-11-2025 10:36:{second} RAM 4321/62801MB CPU [0%@729] GR3D_FREQ 9% VDD_GPU_SOC {1000 + second}mW/2340mW"
-        for second in range(27, 32)
-    ),
+    "nvidia-smi.csv": "timestamp, power.draw [W]\n"
+    + "".join(f"2026/10/25 02:59:0{second}.100, 300.00 W\n" for second in range(10)),
     "kernels.json": json.dumps({"name": "mine", "ops": [KERNEL]}),
     "run.json": json.dumps({"name": "python", "duration_s": 0.6, "power_w": 240.0, "energy_j": 144.0}),
 }

@@ -43,10 +43,11 @@ from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.hardware import load_gpu
 from wattcast.hardware.catalogue_reader import parse_gpu, parse_node
 from wattcast.manage.policy_comparison import read_replay_tables
-from wattcast.measure import energy_samples
+from wattcast.measure import energy_samples, power_logs
 from wattcast.measure.campaigns.engine_campaign import read_own_model
 from wattcast.measure.campaigns.kernel_campaign import read_listed
-from wattcast.measure.energy_samples import COLUMNS, EnergySamples, read_power_log
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
+from wattcast.measure.power_logs import read_power_log
 from wattcast.microbench.microbench_results import read_results
 from wattcast.power.component_power import read_mcpat
 from wattcast.predictor.bundle import bundle_for
@@ -229,8 +230,8 @@ def _make_instrument_readers(folder: Path) -> dict[str, tuple[Callable[[bytes], 
         "energies": (read_energies, format_energy_table(demo_energies())),
         "simulator options": (read_simulator_config, CONFIGURED),
         "mcpat": (read_mcpat, MCPAT),
-        "tegrastats": (read_power_log, TEGRASTATS),
-        "dcgm": (read_power_log, DCGM),
+        "tegrastats": (lambda path: read_power_log(path, 1.0), TEGRASTATS),
+        "dcgm": (lambda path: read_power_log(path, 1.0), DCGM),
         "power table": (read_power_log, b"Time (s);Power (W)\n0.0;10\n2.0;30\n"),
         "fleet": (read_fleet, SITE),
         "clocks": (read_replay_tables, CLOCKS),
@@ -415,8 +416,9 @@ def test_a_table_that_claims_more_than_anyone_measured_is_refused(tmp_path: Path
 def test_what_has_no_end_or_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device was read until the memory was full; a folder in place of arrays was an internal error."""
     monkeypatch.setattr(energy_samples, "_MOST_BYTE", 2**16)
+    monkeypatch.setattr(power_logs, "MOST_BYTE", 2**16)
     monkeypatch.setattr(measured_rows, "_MOST_BYTE", 2**16)
-    for read in (EnergySamples.load, energy_samples.read_power_log, read_table, read_own_model):
+    for read in (EnergySamples.load, power_logs.read_power_log, read_table, read_own_model):
         with pytest.raises(BadInput):
             read(Path("/dev/zero"))
     (tmp_path / "bundle.json").write_bytes(b"{}")

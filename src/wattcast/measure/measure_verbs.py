@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from wattcast.core.errors import CannotWrite, ExitCode, bad_value
-from wattcast.core.records import dataclass
+from wattcast.core.records import asdict, dataclass
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import check_writable, hold_folder, write_whole
 
@@ -231,20 +231,45 @@ def summary(
 
 
 def log(
-    file: Annotated[Path, Option("Log of tegrastats, dcgmi dmon or jtop, or CSV of a meter.", positional=True)],
-    interval: Annotated[str, Option("Between lines that have no time of their own, such as 100ms.")] = "1s",
+    file: Annotated[
+        Path, Option("Log of nvidia-smi, dcgmi, amd-smi, tegrastats or jtop, or CSV of a meter.", positional=True)
+    ],
+    interval: Annotated[
+        str, Option("Time between lines, such as 100ms; for lines without a time of their own.")
+    ] = "",
+    time_format: Annotated[
+        str, Option("How times are written: s, ms, us, ns, or such as '%d/%m/%Y %H:%M:%S'.")
+    ] = "",
     start: Annotated[str, Option("Leave out what came before this time.", "from")] = "",
     end: Annotated[str, Option("Leave out what came after this time.", "to")] = "",
 ) -> VerbResult:
-    """Read mean and largest watts and joules of each rail from a log that another tool wrote."""
-    from wattcast.measure.energy_samples import read_power_log
+    """Read mean and largest watts and joules of each rail from a log that another tool wrote.
 
-    read = read_power_log(file, parse(interval, "s", "--interval"))
-    until_s = parse(end, "s", "--to") if end else float("inf")
-    found = read.summarise(parse(start, "s", "--from") if start else 0.0, until_s)
-    text = "{0}: {power_w:.4g} W, at most {largest_w:.4g} W, {energy_j:.4g} J in {duration_s:.4g} s"
-    lines = "\n".join(text.format(rail, **numbers) for rail, numbers in found.items())
-    return VerbResult({"form": read.form, "rails": found}, lines, note=f"{file.name}: {read.form}")
+    A time or a value that cannot be read is refused with its line. A log with gaps, repeated times or impossible
+    readings is summed up without these, with a flag that names them, and exits with 5.
+    """
+    from wattcast.measure.power_logs import read_power_log
+
+    interval_s = parse(interval, "s", "--interval") if interval else None
+    start_s = parse(start, "s", "--from") if start else 0.0
+    end_s = parse(end, "s", "--to") if end else float("inf")
+    power_log = read_power_log(file, interval_s, time_format)
+    rails = power_log.summarise(start_s, end_s)
+    lines = []
+    for name, rail in rails.items():
+        flags = f" [{'; '.join(rail.flags)}]" if rail.flags else ""
+        lines.append(
+            f"{name}: {rail.power_w:.4g} W, at most {rail.largest_w:.4g} W, "
+            f"{rail.energy_j:.4g} J in {rail.duration_s:.4g} s{flags}"
+        )
+    is_doubtful = any(rail.flags for rail in rails.values())
+    plain = {"form": power_log.form, "rails": {name: asdict(rail) for name, rail in rails.items()}}
+    return VerbResult(
+        plain,
+        "\n".join(lines),
+        note=f"{file.name}: {power_log.form}",
+        exit_code=ExitCode.REFUSED if is_doubtful else ExitCode.OK,
+    )
 
 
 VERBS: tuple[Verb, ...] = (run, idle, sensor, kernels, models, counters, engine, pack, summary, log)
