@@ -231,6 +231,27 @@ def test_a_step_holds_the_power_limit_on_the_mean() -> None:
     assert held.power_w == pytest.approx([700.0, 500.0, 400.0], rel=0.005)
 
 
+def test_the_end_of_a_step_that_outlasts_the_window_is_held_by_itself() -> None:
+    """An optimiser that takes longer than the governor's window leaves no power to the passes before it.
+
+    A step of SmolLM3-3B with Adafactor drew 630 W on an H200; its prediction was the mean of both parts at the limit,
+    692 W, since the optimiser of 92 ms was taken to lend its watts to the passes.
+    """
+    shared: dict[str, Any] = {"gpus": 1, "force": True, "network": "10GB/s"}
+    swept = train("llama3-8b", "h200", seq=4096, global_batch=4, micro_batch=4, **shared).candidates[0].swept
+    assert swept is not None
+    slow_end = replace(swept, end_s=swept.end_s + 1.0, exchange_s=swept.exchange_s + 1.0)
+    slow_end = replace(slow_end, end_j=swept.end_j + 100.0, energy_j=swept.energy_j + 100.0)
+    limit_w = 692.0
+    held = slow_end.hold_power(limit_w)
+    start_w = (held.energy_j - held.end_j) / (held.latency_s - held.end_s)
+    assert float(start_w) == pytest.approx(limit_w, rel=0.005)
+    assert float(held.power_w) < 0.9 * limit_w
+    short_end = swept.hold_power(limit_w)
+    assert float(swept.end_s[-1]) < 0.09
+    assert float(short_end.power_w) == pytest.approx(limit_w, rel=0.005)
+
+
 def test_experts_of_a_rack_travel_less_than_copies_of_tokens() -> None:
     """A token goes to a node once, however many of its experts are there."""
     shared: dict[str, Any] = {

@@ -46,6 +46,15 @@ def sweep_values(value: Sweepable) -> Array:
     return array[..., 0] if array.ndim else array
 
 
+def append_axes(values: npt.NDArray[Any], axes: int) -> npt.NDArray[Any]:
+    """Return values ``(*sweep,)`` with axes of length one behind them, ``axes`` in all, to meet kernels or parts.
+
+    >>> append_axes(np.zeros(3), 2).shape, append_axes(np.zeros(()), 1).shape
+    ((3, 1), (1,))
+    """
+    return values[(..., *[np.newaxis] * (axes - values.ndim))]
+
+
 class CodedColumn(Sequence[_Value]):
     """Values of many rows, few of them distinct: these, and the place of each row's value among them.
 

@@ -19,7 +19,7 @@ from wattcast.core.records import dataclass, field, fields, is_dataclass, replac
 from wattcast.explore.search_space import Constraint, FieldKind, SearchSpace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import run_governed
+from wattcast.predictor.governor import REACTION_S, run_governed
 from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.workload.graph import Graph, count_operators
@@ -130,11 +130,13 @@ def _meet_constraints(study: Study, columns: Columns) -> Columns:
 def evaluate_points(study: Study, columns: Columns) -> Columns:
     """Return latency, power, energy and clock of each point, with the governor.
 
-    Points whose power at the clock asked for is within the limit are done after one step; only the others go through
-    the governor. The governor does the same with each point alone, so results are those of single predictions.
+    Points whose power at the clock asked for is within the limit, in runs shorter than the governor's window, are
+    done after one step; only the others go through the governor. The governor does the same with each point alone,
+    so results are those of single predictions.
     """
     result = _evaluate_in_chunks(_evaluate_asked_clock, study, columns)
-    rows = np.flatnonzero(result["capped"])
+    may_have_stretches = result["latency_s"] > REACTION_S
+    rows = np.flatnonzero(result["capped"] | may_have_stretches)
     if rows.size:
         over = {name: values[rows] for name, values in columns.items()}
         for name, values in _evaluate_in_chunks(_evaluate_governed, study, over).items():
@@ -213,7 +215,8 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     """Evaluate points where the governor lowers the clock; return the columns that change."""
     chip, at, bundle = configure_points(study, columns)
     settled, totals, _ = run_governed(analyse_graph(study.graph, chip, bundle), chip, at, bundle)
-    return _total_columns(totals, settled.clock_hz[..., 0]) | {"limit_met": settled.met}
+    settled_columns = {"limit_met": settled.met, "capped": settled.capped}
+    return _total_columns(totals, settled.clock_hz[..., 0]) | settled_columns
 
 
 def _total_columns(totals: WorkloadTotals, clock_hz: Array) -> Columns:

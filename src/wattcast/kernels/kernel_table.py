@@ -209,6 +209,7 @@ class IssueSegment:
     rows: RowIndex  # (position,)
     counts: Array  # (position,) how often in a row each is issued
     repeat: int
+    label: str = ""  # of the block that it was made from
 
 
 @dataclass(frozen=True)

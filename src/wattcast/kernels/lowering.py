@@ -89,13 +89,14 @@ def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSe
         ops, place = columns.merge_equal()
         ends = np.cumsum(lengths)[:-1]
         cut = zip(np.split(place, ends), np.split(columns.sizes[0], ends), graph.blocks, strict=True)
-        return ops, tuple(IssueSegment(rows, counts, block.repeat) for rows, counts, block in cut)
+        segments = [IssueSegment(rows, counts, block.repeat, block.label) for rows, counts, block in cut]
+        return ops, tuple(segments)
     row_of: dict[Operator, int] = {}
     segments = []
     for block in graph.blocks:
         rows = np.array([row_of.setdefault(op, len(row_of)) for op in block.ops], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
-        segments.append(IssueSegment(rows, counts, block.repeat))
+        segments.append(IssueSegment(rows, counts, block.repeat, block.label))
     return tuple(row_of), tuple(segments)
 
 

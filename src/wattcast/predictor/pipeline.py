@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.core import dataclass, replace
-from wattcast.core.arrays import Array, map_distinct
+from wattcast.core.arrays import Array, Mask, append_axes, map_distinct
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
@@ -206,10 +207,16 @@ class ClockedTimeline:
 
 
 class TimelineRunner:
-    """Runs a timeline at one clock after another; what no clock changes is computed once."""
+    """Runs a timeline at one clock after another; what no clock changes is computed once.
 
-    def __init__(self, timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> None:
-        self._timeline, self._at, self._bundle = timeline, at, bundle
+    ``ahead_s`` ``(*sweep,)`` is the earlier work that the device still has to do when the host begins to issue.
+    """
+
+    def __init__(self, timeline: Timeline, at: OperatingPoint, bundle: Bundle, ahead_s: Array | float = 0.0) -> None:
+        self._timeline = timeline
+        self._at = at
+        self._bundle = bundle
+        self._ahead_s = ahead_s
         self._weight = timeline.calls * timeline.energy_factor
         self._mean_power = bundle.power.prepare_mean_power((*timeline.events, BUSY_EVENT), timeline.weighted)
 
@@ -222,7 +229,7 @@ class TimelineRunner:
         timeline = self._timeline
         running_hz = compute_effective_hz(timeline, clock_hz, self._bundle.clock_law)
         kernel_s = compute_kernel_s(timeline.phases, running_hz)
-        latency_s = compute_latency_s(timeline, kernel_s)
+        latency_s = compute_latency_s(timeline, kernel_s, self._ahead_s)
         busy = count_busy_cycles(timeline, kernel_s, running_hz) @ self._weight
         power_w = self._mean_power(busy, latency_s, replace(self._at, clock_hz=clock_hz))
         return ClockedTimeline(clock_hz, running_hz, kernel_s, latency_s, power_w)
@@ -260,6 +267,53 @@ def detail_at_clock(
         parts=power.parts,
         peak_w=power.total_w[..., :-1].max(axis=-1),
     )
+
+
+_StretchDetail = tuple[npt.NDArray[np.int64], Array, KernelDetail]  # rows, their calls, and the detail
+
+
+def join_details(kernel_count: int, parts: Sequence[_StretchDetail]) -> KernelDetail:
+    """Join the details of stretches that follow one another to that of the run of ``kernel_count`` kernels.
+
+    A part has the rows of its kernels in the whole run, their calls, and its detail. A kernel that runs in several
+    stretches, at several clocks, has the means over its calls.
+    """
+    first = parts[0][2]
+    shape = np.broadcast_shapes(*(detail.gap_j.shape for _, _, detail in parts))
+    whole_calls = np.zeros(kernel_count)
+    spent_s, spent_j, cycles = np.zeros((3, *shape, kernel_count))
+    spent_part_j = np.zeros((*shape, kernel_count, len(first.parts)))
+    gap_j = np.zeros(shape)
+    part_j = np.zeros((*shape, len(first.parts)))
+    for rows, calls, detail in parts:
+        here_s = detail.kernel_s * calls
+        whole_calls[rows] += calls
+        spent_s[..., rows] += here_s
+        spent_j[..., rows] += detail.kernel_j * calls
+        cycles[..., rows] += here_s * detail.effective_hz
+        spent_part_j[..., rows, :] += here_s[..., np.newaxis] * detail.kernel_part_w
+        gap_j += detail.gap_j
+        part_j += detail.part_j
+    known_s = np.maximum(spent_s, 1e-300)  # a kernel without time has no power
+    return KernelDetail(
+        kernel_s=spent_s / whole_calls,
+        effective_hz=cycles / known_s,
+        kernel_part_w=spent_part_j / known_s[..., np.newaxis],
+        kernel_j=spent_j / whole_calls,
+        gap_j=gap_j,
+        part_j=part_j,
+        parts=first.parts,
+        peak_w=np.asarray(np.maximum.reduce([np.broadcast_to(detail.peak_w, shape) for _, _, detail in parts])),
+    )
+
+
+def choose_details(points: Mask, detail: KernelDetail, other: KernelDetail) -> KernelDetail:
+    """Return ``detail`` at some ``points`` ``(*sweep,)`` of a sweep and ``other`` elsewhere."""
+    chosen = {}
+    for name in ("kernel_s", "effective_hz", "kernel_part_w", "kernel_j", "gap_j", "part_j", "peak_w"):
+        here, there = getattr(detail, name), getattr(other, name)
+        chosen[name] = np.where(append_axes(points, here.ndim), here, there)
+    return replace(detail, **chosen)
 
 
 def _set_clock(at: OperatingPoint) -> Array:

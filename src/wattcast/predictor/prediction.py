@@ -20,14 +20,16 @@ from wattcast.hardware import Gpu, OperatingPoint, node_of_gpu
 from wattcast.power.activity import Activity, ActivitySource, module_utilisation
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import run_governed
+from wattcast.predictor.governor import GovernedDivision, GovernedStretch, run_governed
 from wattcast.predictor.pipeline import (
     ClockedTimeline,
     KernelDetail,
     WorkloadTotals,
     analyse_graph,
     analyse_graphs,
+    choose_details,
     detail_at_clock,
+    join_details,
     kernel_activity,
     total_at_clock,
 )
@@ -84,6 +86,22 @@ class OperatorShare:
 
 
 @dataclass(frozen=True)
+class PhaseShare:
+    """A part of a run that the power governor holds at a clock of its own: a prefill, the decode steps after it."""
+
+    name: str
+    latency_s: Values
+    power_w: Values  # mean over its time, of one GPU
+    clock_hz: Values  # mean over its time
+    capped: bool | Mask
+
+    @property
+    def energy_j(self) -> Values:
+        """Joules of one GPU."""
+        return self.power_w * self.latency_s
+
+
+@dataclass(frozen=True)
 class PredictionBasis:
     """What a prediction was computed from; figures and reports read it instead of computing anything again."""
 
@@ -95,11 +113,27 @@ class PredictionBasis:
     bundle: Bundle
     asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
     ran: ClockedTimeline | None = None  # at that clock; None for a sweep, whose arrays are large
+    divisions: tuple[GovernedDivision, ...] = ()  # of runs whose stretches settle at clocks of their own
 
     @cached_property
     def detail(self) -> KernelDetail:
         """The workload by kernel and by part of the power."""
-        return detail_at_clock(self.timeline, self.at, self.bundle, self.ran)
+        if not self.divisions:
+            return detail_at_clock(self.timeline, self.at, self.bundle, self.ran)
+        whole = self._join_division(self.divisions[0])
+        for division in self.divisions[1:]:
+            assert division.points is not None, "one division of several holds for some points"
+            points = np.broadcast_to(division.points, self.totals.power_w.shape)
+            whole = choose_details(points, self._join_division(division), whole)
+        return whole
+
+    def _join_division(self, division: GovernedDivision) -> KernelDetail:
+        """Join the details of the stretches of a run, which has the shape of the sweep."""
+        parts = []
+        for part in division.stretches:
+            own = part.stretch.timeline
+            parts.append((part.stretch.rows, own.calls, detail_at_clock(own, part.at, self.bundle, part.ran)))
+        return join_details(len(self.timeline.calls), parts)
 
     @cached_property
     def reasons(self) -> UnmeasuredKernels:
@@ -265,6 +299,19 @@ class Prediction:
         )
 
     @cached_property
+    def phases(self) -> tuple[PhaseShare, ...]:
+        """The parts of one run that settle at clocks of their own, in order; empty where all of it has one clock.
+
+        A sweep has none: its points may be divided in different ways.
+        """
+        if len(self.basis.divisions) != 1 or self.basis.totals.power_w.ndim:
+            return ()
+        by_name: dict[str, list[GovernedStretch]] = {}
+        for part in self.basis.divisions[0].stretches:
+            by_name.setdefault(_name_phase(part.stretch.name, self.basis.graph.phase), []).append(part)
+        return tuple(_sum_phase(name, parts) for name, parts in by_name.items())
+
+    @cached_property
     def ops(self) -> tuple[OperatorShare, ...]:
         """The distinct operators, in order of appearance."""
         return self._share_operators(self.basis.timeline.kernels.appearance)
@@ -295,6 +342,20 @@ class Prediction:
         return judge_support(self.basis)
 
 
+def _name_phase(stretch: str, phase: str) -> str:
+    """Return the name of a stretch; what comes before the decode steps of a generation is its prefill."""
+    return stretch.replace("forward", "prefill") if phase == "generate" else stretch
+
+
+def _sum_phase(name: str, parts: Sequence[GovernedStretch]) -> PhaseShare:
+    """Add up stretches of one name."""
+    latency_s = sum(float(part.totals.latency_s) for part in parts)
+    energy_j = sum(float(part.totals.energy_j) for part in parts)
+    clocked = sum(float(sweep_values(part.ran.clock_hz)) * float(part.totals.latency_s) for part in parts)
+    capped = any(bool(part.capped) for part in parts)
+    return PhaseShare(name, latency_s, energy_j / latency_s, clocked / latency_s, capped)
+
+
 def predict_graph(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
     """Predict one workload: analyse its kernels, find the clock the governor allows, sum up at that clock."""
     return predict_timeline(analyse_graph(graph, gpu, bundle), graph, gpu, at, bundle)
@@ -315,7 +376,9 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
     settled, totals, ran = run_governed(timeline, gpu, at, bundle)
     power_w, memory_byte = totals.power_w, graph.memory_byte
     kept = ran if power_w.ndim == 0 else None
-    basis = PredictionBasis(graph, timeline, totals, gpu, settled.at, bundle, settled.asked_w, kept)
+    basis = PredictionBasis(
+        graph, timeline, totals, gpu, settled.at, bundle, settled.asked_w, kept, settled.divisions
+    )
     return Prediction(
         name=graph.name,
         gpu=gpu.name,

@@ -24,7 +24,7 @@ from wattcast.core.units import show
 from wattcast.workload.readers.from_json import operator_to_plain
 
 if TYPE_CHECKING:
-    from wattcast.predictor.prediction import ModuleShare, OperatorShare, Prediction, Values
+    from wattcast.predictor.prediction import ModuleShare, OperatorShare, PhaseShare, Prediction, Values
 
 GOOD, FAIR = 0.15, 0.35  # largest half-width of an interval, over the value, that is called good and fair
 MUCH_WAITING = 0.1  # share of the time beyond which the host, which differs by machine, decides
@@ -58,6 +58,15 @@ class IntervalOut(msgspec.Struct):
     latency_s: tuple[float, float]
     power_w: tuple[float, float]
     energy_j: tuple[float, float]
+
+
+class PhaseOut(msgspec.Struct):
+    name: str  # prefill, decode, forward, backward, optimiser, or an operator
+    latency_s: float
+    power_w: float  # of one GPU, mean over the phase
+    energy_j: float  # of one GPU
+    clock_hz: float  # mean over the phase
+    capped: bool
 
 
 class DistanceOut(msgspec.Struct):
@@ -117,6 +126,7 @@ class PredictionOut(msgspec.Struct):
     ops: list[OperatorOut]
     assumptions: list[str]
     provenance: ProvenanceOut
+    phases: list[PhaseOut] = []  # that the power limit holds at clocks of their own; empty: one clock for all
 
 
 class PredictOut(msgspec.Struct):
@@ -190,7 +200,29 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
         ops=[_write_operator(o) for o in ops],
         assumptions=list(p.assumptions),
         provenance=ProvenanceOut(str(p.status), *msgspec.structs.astuple(p.provenance)),
+        phases=[_write_phase(phase) for phase in p.phases],
     )
+
+
+def _write_phase(phase: PhaseShare) -> PhaseOut:
+    return PhaseOut(
+        name=phase.name,
+        latency_s=_check_finite(phase.latency_s),
+        power_w=_check_finite(phase.power_w),
+        energy_j=_check_finite(phase.energy_j),
+        clock_hz=_check_finite(phase.clock_hz),
+        capped=bool(phase.capped),
+    )
+
+
+def describe_cap(p: Prediction) -> str:
+    """Say of which part of a run the power limit holds the clock down; empty where it does of none."""
+    if not p.capped:
+        return ""
+    held = [phase.name for phase in p.phases if phase.capped]
+    if not held or len(held) == len(p.phases):
+        return "the power limit holds the clock down"
+    return f"the power limit holds the clock down in {', '.join(held)}"
 
 
 def _write_module(module: ModuleShare) -> ModuleOut:
@@ -296,7 +328,7 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
         joules.append(AnswerLine("energy", f"{value} a run", span))
     lines = [*speeds, *joules]
     one_w = show_between(p.power_w, p.interval.power_w, "W")[0]
-    capped = "; the power limit holds the clock down" if p.capped else ""
+    capped = f"; {describe_cap(p)}" if p.capped else ""
     each = f"{p.gpu_count} GPUs of {one_w} each" if many else "one GPU"
     lines.append(AnswerLine("total power", all_w[0], f"{all_w[1]}; {each}{capped}"))
     value, span = show_between(p.latency_s, latency, "s")

@@ -198,8 +198,11 @@ def _reuse_array(array: Array, other: Array) -> Array | None:
     return array if other.shape == array.shape[array.ndim - other.ndim :] else None
 
 
-def compute_latency_s(timeline: Timeline, kernel_s: Array) -> Array:
+def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | float = 0.0) -> Array:
     """Compute when the last kernel ends if the host starts at zero, ``(*sweep,)``.
+
+    A host that is ``ahead_s`` of the device at the start, since the device has that much earlier work to do,
+    begins to issue so much earlier; the time is that from the end of the earlier work.
 
     The host issues kernels in order at a cost c_i each, the device runs them in order for d_i each, so kernel i ends
     at max(end_{i-1}, C_i) + d_i with C_i = Σ_{j<=i} c_j. With D_i = Σ_{j<=i} d_j and lag = max_i(C_i - D_{i-1}), a
@@ -208,15 +211,18 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array) -> Array:
     A sweep goes kernel by kernel, ten times as fast as with one array of all; a single design takes all kernels at
     once, which is three times as fast for it.
     """
-    if kernel_s.ndim == 1 and timeline.order is not None:
-        return _run_at_once(timeline.order, kernel_s)
-    host = end = np.zeros(())
+    if kernel_s.ndim == 1 and np.ndim(ahead_s) == 0 and timeline.order is not None:
+        return _run_at_once(timeline.order, kernel_s, float(ahead_s))
+    host = np.zeros(())
+    end = np.asarray(ahead_s, dtype=np.float64)
+    if kernel_s.ndim == 1 and end.ndim:
+        kernel_s = np.broadcast_to(kernel_s, (*end.shape, len(kernel_s)))
     for segment in timeline.kernels.segments:
         c_sum, d_sum, lag = _run_segment(segment, timeline.host_s, kernel_s)
         many = d_sum + lag + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
         end = np.maximum(end + segment.repeat * d_sum, host + many)
         host = host + segment.repeat * c_sum
-    return np.asarray(end)
+    return np.asarray(end - ahead_s)
 
 
 def _run_segment(segment: IssueSegment, host_s: Array, kernel_s: Array) -> tuple[Array, Array, Array]:
@@ -235,7 +241,7 @@ def _run_segment(segment: IssueSegment, host_s: Array, kernel_s: Array) -> tuple
     return c_sum, d_sum, lag
 
 
-def _run_at_once(order: IssueOrder, kernel_s: Array) -> Array:
+def _run_at_once(order: IssueOrder, kernel_s: Array, ahead_s: float) -> Array:
     """Return the latency of a single design, all kernels of all segments in one array."""
     d = kernel_s.take(order.rows)
     ahead = order.host_s - d
@@ -247,13 +253,13 @@ def _run_at_once(order: IssueOrder, kernel_s: Array) -> Array:
     lag = np.add.accumulate(ahead)
     before = lag.take(order.starts) - ahead.take(order.starts)
     lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
-    host = end = 0.0
+    host, end = 0.0, ahead_s
     segments = zip(order.repeats, order.segment_host_s, np.add.reduceat(d, order.starts).tolist(), lags, strict=True)
     for repeat, c_sum, d_sum, lag_s in segments:
         many = d_sum + lag_s + (repeat - 1) * max(c_sum, d_sum)
         end = max(end + repeat * d_sum, host + many)
         host += repeat * c_sum
-    return np.asarray(end)
+    return np.asarray(end - ahead_s)
 
 
 def compute_busy_s(timeline: Timeline, kernel_s: Array) -> Array:

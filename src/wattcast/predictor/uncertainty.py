@@ -8,7 +8,7 @@ much each adds is learned from rows that were left out (``bundle/distances.yaml`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wattcast.core import dataclass, field, replace
-from wattcast.core.arrays import Array, CodedColumn, index_distinct, map_distinct, split_rows, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    append_axes,
+    index_distinct,
+    map_distinct,
+    split_rows,
+    sweep_values,
+)
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.kernels.kernel_table import Kernels, group_forms, root_family
@@ -35,6 +43,7 @@ from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_base import OperatorColumns, RowIndex, select_operators
 
 if TYPE_CHECKING:
+    from wattcast.predictor.pipeline import WorkloadTotals
     from wattcast.predictor.prediction import PredictionBasis
 
 NEAR_SHARE, FAR_SHARE = 0.05, 0.10  # of time or energy beyond what was measured, to be called near and far
@@ -156,13 +165,12 @@ def compute_interval(
         spread = np.hypot(spread, [steps.latency, steps.power])
     by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(spread.take(_ENDS_OF))))
     time_ends = combine_log_ends(time, kernels[:, :2], together.latency)
-    time_ends = time_ends * scale_capped_ends(bundle, basis.asked_w, _limit_w(basis))[..., np.newaxis]
+    time_ends = time_ends * _scale_ends(basis, bundle)[..., np.newaxis]
     latency = np.exp(widen_log_ends(_hide_behind_host(basis, time_ends), by[..., :2]))
     power = np.exp(widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:]))
     latency_s = totals.latency_s[..., np.newaxis] * latency
-    mean_w, limit_w = totals.power_w[..., np.newaxis], _limit_w(basis)[..., np.newaxis]
-    asked_w = mean_w if basis.at.duration_s is not None else basis.asked_w[..., np.newaxis]
-    power_w = govern_ends(mean_w, asked_w, power, limit_w)
+    mean_w = totals.power_w[..., np.newaxis]
+    power_w = _power_ends(basis, power)
     off = np.hypot(np.log(latency), np.log(power_w / mean_w))
     energy_j = totals.energy_j[..., np.newaxis] * np.exp(off * OUTWARD)
     return PredictionInterval(bundle.interval_level, latency_s, power_w, energy_j)
@@ -175,6 +183,45 @@ def _hide_behind_host(basis: PredictionBasis, ends: Array) -> Array:
     kernel_s, scale = basis.detail.kernel_s, np.exp(ends)[..., np.newaxis]
     each = [compute_latency_s(basis.timeline, kernel_s * scale[..., end, :]) for end in (0, 1)]
     return np.asarray(np.log(np.stack(each, axis=-1) / basis.totals.latency_s[..., np.newaxis]))
+
+
+def _power_ends(basis: PredictionBasis, ends: Array) -> Array:
+    """Return low and high end of power, ``(*sweep, 2)``; of stretches, the means of theirs over the time."""
+    limit_w = _limit_w(basis)[..., np.newaxis]
+    in_burst = basis.at.duration_s is not None
+
+    def stretch_ends(totals: WorkloadTotals, asked_w: Array) -> Array:
+        mean_w = totals.power_w[..., np.newaxis]
+        return govern_ends(mean_w, mean_w if in_burst else asked_w[..., np.newaxis], ends, limit_w)
+
+    return _mean_over_stretches(basis, stretch_ends)
+
+
+def _scale_ends(basis: PredictionBasis, bundle: Bundle) -> Array:
+    """Return the factor on the ends of latency, ``(*sweep,)``; of stretches, the mean of theirs over the time."""
+    limit_w = _limit_w(basis)
+    return _mean_over_stretches(basis, lambda _, asked_w: scale_capped_ends(bundle, asked_w, limit_w))
+
+
+def _mean_over_stretches(basis: PredictionBasis, compute: Callable[[WorkloadTotals, Array], Array]) -> Array:
+    """Compute a column of each stretch, from its totals and the power it asks for, and average it over the time."""
+    if not basis.divisions:
+        return compute(basis.totals, basis.asked_w)
+    shape = basis.totals.power_w.shape
+    whole: Array | None = None
+    for division in basis.divisions:
+        summed: Array = np.zeros(())
+        for part in division.stretches:
+            column = compute(part.totals, part.asked_w)
+            share = part.totals.latency_s / sum(other.totals.latency_s for other in division.stretches)
+            summed = summed + column * append_axes(np.asarray(share), column.ndim)
+        if whole is None or division.points is None:
+            whole = summed
+            continue
+        points = np.broadcast_to(division.points, shape)
+        whole = np.where(append_axes(points, summed.ndim), summed, whole)
+    assert whole is not None, "a run has a stretch"
+    return whole
 
 
 def scale_capped_ends(bundle: Bundle, asked_w: Array, limit_w: Array | float) -> Array:
@@ -394,7 +441,9 @@ def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     if measured_w is None or basis.at.duration_s is not None:  # no limit binds in a burst
         return
     limit_w = _limit_w(basis)
-    binds = basis.totals.power_w > 0.99 * basis.bundle.governor_share * limit_w
+    held_w = basis.bundle.governor_share * limit_w
+    excess = _mean_over_stretches(basis, lambda totals, _: np.maximum(totals.power_w - 0.99 * held_w, 0.0))
+    binds = excess > 0.0
     octaves = np.where(binds, np.maximum(np.log2(measured_w[0] / limit_w), np.log2(limit_w / measured_w[1])), 0.0)
     octaves = np.where(octaves > _CLOCK_MARGIN, octaves, 0.0)
     if not octaves.any():

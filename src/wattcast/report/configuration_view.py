@@ -166,13 +166,21 @@ class ConfigurationView:
     def clocks(self) -> dict[str, Array]:
         """Latency, power and energy at clocks from the lowest to the highest, under the same power limit.
 
-        Power rises with the clock, so every clock that the governor lowers ends at the same one, found once.
+        Power rises with the clock, so every clock that the governor lowers ends at the same one, found once. A run
+        whose stretches settle at clocks of their own goes through the governor at every clock.
         """
         basis, (low_hz, high_hz) = self.prediction.basis, find_clock_span(self.gpu)
         asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
-        top = run_governed(basis.timeline, basis.gpu, replace(basis.at, clock_hz=high_hz), basis.bundle)[0]
-        clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
-        totals = total_at_clock(basis.timeline, replace(basis.at, clock_hz=as_sweep(clock_hz)), basis.bundle)
+        timeline, bundle = basis.timeline, basis.bundle
+        top = run_governed(timeline, basis.gpu, replace(basis.at, clock_hz=high_hz), bundle)[0]
+        if top.divisions:
+            settled, totals, _ = run_governed(
+                timeline, basis.gpu, replace(basis.at, clock_hz=as_sweep(asked_hz)), bundle
+            )
+            clock_hz = np.array(settled.clock_hz[..., 0])
+        else:
+            clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
+            totals = total_at_clock(timeline, replace(basis.at, clock_hz=as_sweep(clock_hz)), bundle)
         return {
             "asked_hz": asked_hz,
             "clock_hz": clock_hz,

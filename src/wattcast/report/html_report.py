@@ -31,6 +31,7 @@ from wattcast.predictor.prediction_json import AnswerLine, judge_confidence, lis
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import Figure, encode_figure
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, draw_pareto, label_views
+from wattcast.report.text_tables import describe_clock
 from wattcast.workload.model_options import ModelOptions
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # that print pages
@@ -153,7 +154,7 @@ def conclude_view(seen: ConfigurationView) -> str:
     shares = " and ".join(f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in (first, second))
     waits = 1.0 - float(p.busy_s) / float(p.latency_s)
     fits = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[p.fits]
-    held = "the power limit holds its clock down" if p.capped else ""
+    held = prediction_json.describe_cap(p)
     waiting = f"the GPU waits for the host {waits:.0%} of the time" if waits > prediction_json.MUCH_WAITING else ""
     cause = "; ".join(filter(None, [f"Most of the power goes to {shares}", held, waiting, fits])) + "."
     best = int(np.argmin(seen.clocks["energy_j"]))
@@ -168,7 +169,7 @@ def conclude_view(seen: ConfigurationView) -> str:
 def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
     """Return the answer in tiles, as the first screen of ``predict`` gives it, and the clock."""
     p = seen.prediction
-    held = "held down by the power limit" if p.capped else "as asked for"
+    held = describe_clock(p) or "as asked for"
     clock = AnswerLine("clock", show(float(p.clock_hz), "Hz"), held)
     tiles = []
     for line in (*list_answers(p), clock, judge_confidence(p), prediction_json.support_line(p)):

@@ -118,6 +118,24 @@ def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> 
         console.print(f"{text} [dim]{escape(remark)}[/dim]" if line.remark else text)
 
 
+def describe_clock(p: Prediction) -> str:
+    """Say what decides the clock of a run, and that it is a mean where parts of the run have their own."""
+    held = "held down by the power limit" if p.capped else ""
+    return f"mean over the time; {held}" if p.phases else held
+
+
+def _table_phases(p: Prediction) -> Table:
+    """Return the parts of a run that settle at clocks of their own."""
+    rows = new_table("phase, one GPU", "time", "share", "power", "clock", "")
+    for phase in p.phases:
+        share = f"{float(phase.latency_s) / float(p.latency_s):.0%}"
+        held = "held down by the power limit" if phase.capped else ""
+        amounts = ((phase.latency_s, "s"), (phase.power_w, "W"), (phase.clock_hz, "Hz"))
+        time, watts, clock = (show(float(value), unit, 3) for value, unit in amounts)
+        rows.add_row(escape(phase.name), time, share, watts, clock, held)
+    return rows
+
+
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
     from wattcast.predictor import prediction_json
@@ -130,6 +148,8 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         watts = float(module.power_w)
         rows.add_row(module.name, show(watts, "W", 2), f"{watts / float(p.power_w):.0%}", busy)
     console.print(rows)
+    if p.phases:
+        console.print(_table_phases(p))
     rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
     for share in p.rank_ops(None if details else FEW_OPS):
         seconds, watts, joules = float(share.latency_s), float(share.power_w), float(share.energy_j)
@@ -146,7 +166,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         ):
             rows.add_row(name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1])
         rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
-        rows.add_row("clock", show(float(p.clock_hz), "Hz"), "held down by the power limit" if p.capped else "")
+        rows.add_row("clock", show(float(p.clock_hz), "Hz"), describe_clock(p))
         rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
         rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
         origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))

@@ -23,6 +23,7 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
@@ -106,11 +107,14 @@ class MicrobatchCost:
 class StepTime:
     """One step on the slowest GPU: seconds by part, joules of a mean GPU, each ``(clock,)``, or at one clock."""
 
+    clock_hz: Array  # as set; where parts of a step have their own, the mean over the step
     compute_s: Array  # forward and backward of all micro-batches
     exchange_s: Array  # exposed: nothing computes meanwhile
     bubble_s: Array  # a pipeline stage waits for others
     optimiser_s: Array
     energy_j: Array  # of one GPU, mean over all
+    end_s: Array  # of the step, once all micro-batches are done: the last exchange, the bubble and the optimiser
+    end_j: Array
     compute_w: Array  # while it computes
     waiting_w: Array  # while it exchanges or waits
 
@@ -127,12 +131,42 @@ class StepTime:
     def hold_power(self, limit_w: Array | float) -> StepTime:
         """Return the step at the clock where its mean power meets the limit, the top clock where it is below.
 
-        The governor averages over a tenth of a second and more: what waits for others, or for memory, leaves power
-        to what computes.
+        The governor averages over ``REACTION_S``: what waits for others, or for memory, leaves power to what
+        computes. Where the end of a step takes longer than that, it and the micro-batches before it are each held at
+        a clock of their own.
         """
-        power_w = np.maximum.accumulate(self.power_w)
-        columns = {item.name: np.broadcast_to(getattr(self, item.name), power_w.shape) for item in fields(self)}
-        return StepTime(**{name: np.asarray(np.interp(limit_w, power_w, of)) for name, of in columns.items()})
+        columns = {item.name: np.broadcast_to(getattr(self, item.name), self.power_w.shape) for item in fields(self)}
+
+        def interpolate(power_w: Array) -> dict[str, Array]:
+            rising_w = np.maximum.accumulate(power_w)
+            return {name: np.asarray(np.interp(limit_w, rising_w, of)) for name, of in columns.items()}
+
+        whole = interpolate(self.power_w)
+        start_s = self.latency_s - self.end_s
+        if float(np.max(self.end_s[-1])) <= REACTION_S or float(start_s[-1]) <= REACTION_S:
+            return StepTime(**whole)
+        start = interpolate((self.energy_j - self.end_j) / start_s)
+        end = interpolate(self.end_j / self.end_s)
+        return _join_parts(start, end)
+
+
+def _join_parts(start: dict[str, Array], end: dict[str, Array]) -> StepTime:
+    """Join the micro-batches of a step at one clock and its end at another.
+
+    At the end of a step the clock decides the optimiser alone: the network and the other stages keep their pace.
+    """
+    whole_s = start["compute_s"] + start["exchange_s"] + start["bubble_s"] + start["optimiser_s"]
+    start_s = whole_s - start["end_s"]
+    end_s = start["end_s"] - start["optimiser_s"] + end["optimiser_s"]
+    joined = {
+        **start,
+        "clock_hz": (start["clock_hz"] * start_s + end["clock_hz"] * end_s) / (start_s + end_s),
+        "optimiser_s": end["optimiser_s"],
+        "energy_j": start["energy_j"] - start["end_j"] + end["end_j"],
+        "end_s": end_s,
+        "end_j": end["end_j"],
+    }
+    return StepTime(**joined)
 
 
 def sweep_clocks(gpu: Gpu, at: OperatingPoint) -> OperatingPoint:
@@ -205,6 +239,7 @@ def time_step(
     strategy: TrainingStrategy,
     links: ClusterLinks,
     optimiser: Prediction,
+    clocks_hz: Array,
     waiting_w: Array,
     card_spread: float = 0.0,
 ) -> StepTime:
@@ -238,12 +273,17 @@ def time_step(
     busy_j = m * stage.energy_j.mean(axis=0) + optimiser.energy_j
     spent_s = m * stage.compute_s.mean(axis=0) + optimiser.latency_s
     latency_s = compute_s + exchange_s + bubble_s + optimiser.latency_s
+    waiting_j = waiting_w * np.maximum(latency_s - spent_s, 0.0)
+    pause_s = exposed_s + bubble_s
     return StepTime(
+        clock_hz=np.broadcast_to(clocks_hz, latency_s.shape),
         compute_s=compute_s,
         exchange_s=exchange_s,
         bubble_s=bubble_s,
         optimiser_s=np.asarray(optimiser.latency_s),
-        energy_j=busy_j + waiting_w * np.maximum(latency_s - spent_s, 0.0),
+        energy_j=busy_j + waiting_j,
+        end_s=pause_s + optimiser.latency_s,
+        end_j=np.minimum(waiting_w * pause_s, waiting_j) + optimiser.energy_j,
         compute_w=busy_j / spent_s,
         waiting_w=np.broadcast_to(waiting_w, latency_s.shape),
     )

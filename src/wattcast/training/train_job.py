@@ -400,7 +400,7 @@ def _evaluate_strategies(job: JobSetting, strategies: Sequence[TrainingStrategy]
         step = swept = None
         if strategy in timed:
             swept = step_time.time_step(
-                costs[id(work)], job.recipe, strategy, job.links, next(optimisers), job.waiting_w,
+                costs[id(work)], job.recipe, strategy, job.links, next(optimisers), job.clocks_hz, job.waiting_w,
                 job.bundle.cards.latency,
             )  # fmt: skip
             step = swept.hold_power(job.limit_w * job.bundle.governor_share)
@@ -450,8 +450,7 @@ def _trade_curve(
     limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
     held_w = limits * job.bundle.governor_share
     step = swept.hold_power(held_w)
-    clock_hz = np.interp(held_w, np.maximum.accumulate(swept.power_w), job.clocks_hz)
-    columns = (limits, clock_hz, step.latency_s * steps / 3600.0, step.energy_j * steps * gpus / 3.6e6)
+    columns = (limits, step.clock_hz, step.latency_s * steps / 3600.0, step.energy_j * steps * gpus / 3.6e6)
     return tuple((float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True))
 
 

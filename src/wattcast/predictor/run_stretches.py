@@ -1,0 +1,234 @@
+"""Divide a run into the stretches over which the power governor averages.
+
+The governor averages over a window. Kernels that follow one another faster than that share a clock. A stretch of
+the run that is longer than the window settles at a clock of its own: a prefill of six seconds runs under the limit
+by itself, whatever the decode steps after it leave of it.
+
+The issue order is cut where time passes, not where a model changes its name:
+
+- Segments of one step that repeats, such as embedding, layers and head of a decode step, belong together as long as
+  a step is shorter than the window.
+- A segment that repeats (a layer) belongs together as long as one repetition is shorter than the window.
+- What is left are single operators with their calls in a row.
+
+Each of these that is longer than the window is a stretch. Shorter ones are joined, in order, until they are as long
+as the window; what remains between two long ones joins the one before it, or the one whose step it opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import dataclass
+from wattcast.core.arrays import Array, Mask
+from wattcast.kernels.kernel_table import IssueSegment, RowIndex
+from wattcast.predictor.timeline import Timeline
+from wattcast.workload.operator_base import select_operators
+
+MOST_STRETCHES = 64  # of one run; beyond, they are longer than the window: a day costs what a minute does
+DECODE = "decode"  # how the labels of blocks of a decode step begin, followed by a dot
+_Groups = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of the issue order that runs at one clock: its kernels as a timeline, and their rows in the whole."""
+
+    name: str
+    rows: RowIndex
+    timeline: Timeline
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the runs of some points of a sweep are divided; one stretch is the whole run."""
+
+    points: Mask | None  # (*sweep,) those that are divided so; None: all of them
+    stretches: tuple[Stretch, ...]
+
+
+def divide_run(timeline: Timeline, kernel_s: Array, latency_s: Array, window_s: float) -> tuple[Division, ...]:
+    """Divide a run whose kernels take ``kernel_s`` ``(*sweep, kernel)``; each point of a sweep by itself.
+
+    Points that are divided alike are returned together.
+    """
+    segments = timeline.kernels.segments
+    whole = Division(None, (Stretch("run", np.arange(len(timeline.calls)), timeline),))
+    if not segments or not np.any(latency_s > window_s):
+        return (whole,)
+    groups = _group_positions(segments, kernel_s, window_s)
+    while int(groups.max()) >= MOST_STRETCHES:
+        window_s *= 2.0
+        groups = _group_positions(segments, kernel_s, window_s)
+    if groups.ndim == 1:
+        return (Division(None, _build_stretches(timeline, groups)),) if groups.any() else (whole,)
+    kinds, place = np.unique(groups.reshape(-1, groups.shape[-1]), axis=0, return_inverse=True)
+    place = place.reshape(groups.shape[:-1])
+    found = []
+    for number, kind in enumerate(kinds):
+        stretches = _build_stretches(timeline, kind) if kind.any() else whole.stretches
+        found.append(Division(place == number if len(kinds) > 1 else None, stretches))
+    return tuple(found)
+
+
+def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of segments that run in turn, over and over: those of one kind of decode step, else one.
+
+    Blocks of decode steps have labels such as ``decode.layers``. Where a label comes again, other steps begin.
+
+    >>> rows, counts = np.arange(1), np.ones(1)
+    >>> labels = ("layers", "decode.layers", "decode.head", "decode.layers", "decode.head")
+    >>> list(list_turns([IssueSegment(rows, counts, 2, label) for label in labels]))
+    [(0,), (1, 2), (3, 4)]
+    """
+    turn: list[int] = []
+    labels: set[str] = set()
+    for place, segment in enumerate(segments):
+        repeats = segment.label in labels or not segment.label.startswith(f"{DECODE}.")
+        if turn and (repeats or not labels):
+            yield tuple(turn)
+            turn = []
+            labels = set()
+        turn.append(place)
+        if segment.label.startswith(f"{DECODE}."):
+            labels.add(segment.label)
+    if turn:
+        yield tuple(turn)
+
+
+def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s: float) -> _Groups:
+    """Return the number of the stretch that each position of the issue order belongs to, ``(*sweep, position)``.
+
+    A long piece is a stretch. Short ones are counted together until they are as long as the window. What is shorter
+    joins the stretch before it, or the one after it where it opens a step or the run.
+    """
+    begins, piece_s = _list_pieces(segments, kernel_s, window_s)
+    leads = _find_leads(segments)
+    if begins.ndim == 1:
+        return _number_stretches(begins.tolist(), piece_s.tolist(), leads.tolist(), window_s)
+    number: _Groups = np.zeros(begins.shape[:-1], np.int64)
+    length_s: Array = np.zeros(begins.shape[:-1])  # of the stretch under way
+    numbers = np.empty(begins.shape, np.int64)
+    lengths_s = np.empty(begins.shape)
+    for place in range(begins.shape[-1]):
+        begins_here = begins[..., place]
+        own_s = np.where(begins_here, piece_s[..., place], 0.0)
+        is_long = (length_s >= window_s) | (own_s >= window_s)
+        closes = begins_here & (length_s > 0.0) & (is_long | leads[place])
+        number = number + closes
+        length_s = np.where(closes, 0.0, length_s) + own_s
+        numbers[..., place] = number
+        lengths_s[..., place] = length_s
+    for place in range(begins.shape[-1] - 2, -1, -1):  # each position gets the whole length of its stretch
+        same = numbers[..., place] == numbers[..., place + 1]
+        lengths_s[..., place] = np.where(same, lengths_s[..., place + 1], lengths_s[..., place])
+    first = np.diff(numbers, axis=-1, prepend=-1) > 0
+    is_long = lengths_s >= window_s
+    kept = np.cumsum(first & is_long, axis=-1)
+    opens = _carry_first(first, leads & ~is_long)
+    return np.asarray(np.clip(kept - 1 + opens, 0, np.maximum(kept[..., -1:] - 1, 0)))
+
+
+def _carry_first(first: Mask, values: Mask) -> Mask:
+    """Return at each position the value at the first position of its stretch, ``(*sweep, position)``."""
+    carried = np.empty_like(values)
+    carried[..., 0] = values[..., 0]
+    for place in range(1, values.shape[-1]):
+        carried[..., place] = np.where(first[..., place], values[..., place], carried[..., place - 1])
+    return carried
+
+
+def _number_stretches(begins: list[bool], piece_s: list[float], leads: list[bool], window_s: float) -> _Groups:
+    """Do what ``_group_positions`` does for a single configuration, which may have a million operators."""
+    numbers = []
+    lengths_s = [0.0]
+    opens = [leads[0]]
+    for begins_here, own_s, leads_here in zip(begins, piece_s, leads, strict=True):
+        if begins_here:
+            is_long = lengths_s[-1] >= window_s or own_s >= window_s
+            if lengths_s[-1] > 0.0 and (is_long or leads_here):
+                lengths_s.append(0.0)
+                opens.append(leads_here)
+            lengths_s[-1] += own_s
+        numbers.append(len(lengths_s) - 1)
+    long_ones = np.array(lengths_s) >= window_s
+    kept = np.cumsum(long_ones)
+    stretch = np.clip(kept - 1 + (np.array(opens) & ~long_ones), 0, max(int(kept[-1]) - 1, 0))
+    return np.asarray(stretch.take(numbers))
+
+
+def _find_leads(segments: Sequence[IssueSegment]) -> Mask:
+    """Tell which positions open a step of several segments, ``(position,)``: what is short there joins the step."""
+    leads = []
+    for places in list_turns(segments):
+        for order, place in enumerate(places):
+            opens_step = order == 0 and len(places) > 1
+            leads.append((np.arange(len(segments[place].rows)) == 0) & opens_step)
+    return np.concatenate(leads)
+
+
+def _list_pieces(segments: Sequence[IssueSegment], kernel_s: Array, window_s: float) -> tuple[Mask, Array]:
+    """Return where pieces that belong together begin, and how long each is, both ``(*sweep, position)``."""
+    begins = []
+    piece_s = []
+    for places in list_turns(segments):
+        turns = min(segments[i].repeat for i in places)
+        each_s = [kernel_s[..., segments[i].rows] * segments[i].counts for i in places]
+        once_s = [part_s.sum(axis=-1)[..., np.newaxis] for part_s in each_s]
+        repeats = [segments[i].repeat / turns for i in places]
+        turn_s = np.asarray(sum(n * s for n, s in zip(repeats, once_s, strict=True)))
+        is_whole = turn_s < window_s
+        for order, (part_s, run_s, repeat) in enumerate(zip(each_s, once_s, repeats, strict=True)):
+            is_segment = run_s < window_s
+            first = np.arange(part_s.shape[-1]) == 0
+            inner_begins = np.where(is_segment, first, True)
+            inner_s = np.where(is_segment, repeat * run_s, part_s)
+            begins.append(np.where(is_whole, first & (order == 0), inner_begins))
+            piece_s.append(np.where(is_whole, turns * turn_s, inner_s))
+    return np.concatenate(begins, axis=-1), np.concatenate(piece_s, axis=-1)
+
+
+def _build_stretches(timeline: Timeline, groups: _Groups) -> tuple[Stretch, ...]:
+    """Return the stretches of a run whose positions have these numbers, each as a timeline of its own."""
+    kernels = timeline.kernels
+    stretches = []
+    for number in range(int(groups.max()) + 1):
+        parts = []
+        start = 0
+        for segment in kernels.segments:
+            here = np.flatnonzero(groups[start : start + len(segment.rows)] == number)
+            start += len(segment.rows)
+            if here.size:
+                parts.append(IssueSegment(segment.rows[here], segment.counts[here], segment.repeat, segment.label))
+        rows = np.unique(np.concatenate([part.rows for part in parts]))
+        local = tuple(IssueSegment(rows.searchsorted(p.rows), p.counts, p.repeat, p.label) for p in parts)
+        own = timeline.select_rows(rows, select_operators(kernels.ops, rows), local)
+        stretches.append(Stretch(_name_stretch(own), rows, own))
+    return tuple(stretches)
+
+
+def _name_stretch(timeline: Timeline) -> str:
+    """Name a stretch after the part of the model that it is, or the operator it calls most."""
+    names = [_name_label(segment.label) for segment in timeline.kernels.segments]
+    known = list(dict.fromkeys(name for name in names if name))
+    if known:
+        return " and ".join(known)
+    return str(timeline.kernels.ops[int(np.argmax(timeline.calls))])
+
+
+def _name_label(label: str) -> str:
+    """Return what part of a run a block's label speaks of.
+
+    >>> [_name_label(label) for label in ("decode.layers", "layers.backward", "optimiser", "layers", "")]
+    ['decode', 'backward', 'optimiser', 'forward', '']
+    """
+    if label.startswith(f"{DECODE}."):
+        return DECODE
+    if label.endswith(".backward"):
+        return "backward"
+    if label in ("optimiser", "gradients", "pipeline"):
+        return label
+    return "forward" if label else ""

@@ -1,0 +1,184 @@
+"""A run that is longer than the governor's window: each long stretch settles at its own clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import wattcast
+from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.governor import REACTION_S, run_governed
+from wattcast.predictor.pipeline import analyse_graph
+from wattcast.predictor.prediction_json import describe_cap
+from wattcast.predictor.run_stretches import MOST_STRETCHES, divide_run
+from wattcast.report.configuration_view import build_power_trace, view_configuration
+from wattcast.workload import ModelOptions, build_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.operator_types import Elementwise, Linear
+
+GENERATE: dict[str, Any] = {"phase": "generate", "batch": 16, "seq": 4096, "tokens": 256}
+HELD = 1.0 + 1e-6
+
+
+def longest_excess_s(p: wattcast.Prediction, limit_w: float) -> float:
+    """Return the longest time over which the mean power of a run, averaged over the window, exceeds the limit."""
+    trace = build_power_trace(p)
+    edges = np.arange(0.0, trace.duration_s, REACTION_S)
+    spent_j = np.concatenate([[0.0], np.cumsum((trace.end_s - trace.start_s) * trace.part_w.sum(axis=-1))])
+    known_s = np.concatenate([trace.start_s, trace.end_s[-1:]])
+    window_w = np.diff(np.interp(edges, known_s, spent_j)) / REACTION_S
+    longest = here = 0
+    for over in window_w > 1.05 * limit_w:
+        here = here + 1 if over else 0
+        longest = max(longest, here)
+    return longest * REACTION_S
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100-sxm", "l40s"])
+def test_the_prefill_of_a_generation_is_held_by_itself(gpu: str) -> None:
+    """The limit once held the mean of prefill and decode.
+
+    A generation of qwen3-32b on an H200 drew 692 W on average, but its prefill ran operators of 770 to 850 W for
+    seven seconds on a card of 700 W, since the decode steps after it drew less.
+    """
+    p = wattcast.predict("qwen3-32b", gpu, force=True, **GENERATE)
+    limit_w = load_gpu(gpu).power.limit_w
+    prefill, decode = p.phases
+    assert (prefill.name, decode.name) == ("prefill", "decode")
+    assert prefill.capped
+    assert prefill.power_w <= HELD * p.basis.bundle.governor_share * limit_w
+    assert decode.power_w < prefill.power_w
+    assert decode.clock_hz > prefill.clock_hz
+    assert longest_excess_s(p, limit_w) <= REACTION_S
+
+
+def test_a_prefill_inside_a_generation_is_the_prefill_alone() -> None:
+    """Two commands that answer the same question give the same number: the prefill of ``generate`` is ``prefill``."""
+    whole = wattcast.predict("qwen3-32b", "h200", **GENERATE)
+    alone = wattcast.predict("qwen3-32b", "h200", batch=16, seq=4096, phase="prefill")
+    prefill = whole.phases[0]
+    assert prefill.latency_s == pytest.approx(alone.latency_s, rel=1e-6)
+    assert prefill.power_w == pytest.approx(alone.power_w, rel=1e-6)
+    assert prefill.clock_hz == pytest.approx(alone.clock_hz, rel=1e-6)
+
+
+@pytest.mark.parametrize("gpu", ["h200", "a100-sxm-80gb", "l40s"])
+@pytest.mark.parametrize("limit", [None, 0.7])
+def test_parts_add_up_over_stretches(gpu: str, limit: float | None) -> None:
+    limit_w = None if limit is None else limit * float(load_gpu(gpu).power.limit_w)
+    p = wattcast.predict("qwen3-8b", gpu, power_limit=limit_w, force=True, **GENERATE)
+    assert sum(phase.latency_s for phase in p.phases) == pytest.approx(p.latency_s, rel=1e-9)
+    assert sum(phase.energy_j for phase in p.phases) == pytest.approx(p.energy_j, rel=1e-9)
+    assert sum(op.energy_j for op in p.ops) == pytest.approx(p.energy_j, rel=1e-9)
+    assert sum(op.latency_s for op in p.ops) == pytest.approx(p.latency_s, rel=1e-9)
+    assert sum(module.power_w for module in p.modules) == pytest.approx(p.power_w, rel=1e-9)
+    assert p.interval.power_w[0] <= p.power_w <= p.interval.power_w[1]
+    assert p.interval.latency_s[0] <= p.latency_s <= p.interval.latency_s[1]
+    assert build_power_trace(p).energy_j == pytest.approx(p.energy_j, rel=1e-9)
+
+
+def test_a_sweep_does_what_each_of_its_points_would_alone() -> None:
+    limits = np.array([350.0, 500.0, 700.0])
+    swept = wattcast.predict("qwen3-8b", "h200", power_limit=limits, **GENERATE)
+    for place, limit_w in enumerate(limits):
+        alone = wattcast.predict("qwen3-8b", "h200", power_limit=limit_w, **GENERATE)
+        for name in ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "peak_power_w"):
+            assert getattr(swept, name)[place] == pytest.approx(getattr(alone, name), rel=1e-9)
+        assert bool(swept.capped[place]) == alone.capped
+        assert_allclose(swept.interval.power_w[place], alone.interval.power_w, rtol=1e-9)
+        assert_allclose(swept.interval.latency_s[place], alone.interval.latency_s, rtol=1e-9)
+
+
+def test_points_of_a_sweep_are_divided_each_by_itself() -> None:
+    """On a slow memory an operator outlasts the window that it does not on a fast one."""
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    graph = Graph.from_operators(
+        "mixed", [Linear(8192, 8192, 8192, count=90), Elementwise("copy", 1 << 28, count=300)]
+    )
+    speeds = np.array([2.4e12, 4.8e12, 9.6e12])
+    swept = gpu.with_fields({"memory.byte_per_s": speeds})
+    point, totals, _ = run_governed(analyse_graph(graph, swept, bundle), swept, OperatingPoint(), bundle)
+    assert len(point.divisions) > 1
+    for place, speed in enumerate(speeds):
+        one = gpu.with_fields({"memory.byte_per_s": float(speed)})
+        alone_point, alone, _ = run_governed(analyse_graph(graph, one, bundle), one, OperatingPoint(), bundle)
+        assert totals.latency_s[place] == pytest.approx(float(alone.latency_s), rel=1e-9)
+        assert totals.power_w[place] == pytest.approx(float(alone.power_w), rel=1e-9)
+        assert point.clock_hz[place, 0] == pytest.approx(float(alone_point.clock_hz[..., 0]), rel=1e-9)
+
+
+def test_kernels_that_follow_one_another_fast_share_a_clock() -> None:
+    """A step with an optimiser of 57 ms drew 688 to 691 W over the whole step: the window is longer than that."""
+    p = wattcast.predict("gpt2", "h200", phase="train", batch=64, seq=512, stack="eager", host_launch="0us")
+    assert p.latency_s > REACTION_S
+    names = [phase.name for phase in p.phases]
+    assert not any(name == "optimiser" for name in names)
+
+
+def test_operators_in_a_row_that_outlast_the_window_have_their_own_clock() -> None:
+    heavy = {"op": "linear", "m": 8192, "n": 8192, "k": 8192, "count": 1000}
+    light = {"op": "copy", "n": 100_000_000, "count": 3000}
+    p = wattcast.predict({"name": "both", "ops": [heavy, light]}, "h200")
+    alone = [wattcast.predict({"name": "one", "ops": [op]}, "h200") for op in (heavy, light)]
+    assert [phase.capped for phase in p.phases] == [True, False]
+    for phase, single in zip(p.phases, alone, strict=True):
+        assert phase.power_w == pytest.approx(single.power_w, rel=1e-3)  # alone, the cache is in another state
+        assert phase.clock_hz == pytest.approx(single.clock_hz, rel=1e-3)
+
+
+def test_the_host_runs_ahead_across_stretches() -> None:
+    """Stretches of an eager run take together what the run takes: the host's lead is not lost between them."""
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    graph = build_graph("llama3-8b", ModelOptions.from_names(phase="train", stack="eager", batch=1, seq=4096))
+    timeline = analyse_graph(graph, gpu, bundle)
+    assert timeline.host_s.any()
+    at = OperatingPoint(power_limit_w=400.0)
+    point, totals, ran = run_governed(timeline, gpu, at, bundle)
+    assert len(point.divisions[0].stretches) > 1
+    held_w = bundle.governor_share * 400.0
+    for part in point.divisions[0].stretches:
+        assert float(part.totals.power_w) == pytest.approx(held_w, rel=1e-6)
+    assert float(totals.latency_s) >= float(totals.busy_s)
+    assert float(ran.kernel_s @ timeline.calls) == pytest.approx(float(totals.busy_s), rel=1e-9)
+
+
+def test_a_day_of_work_is_divided_into_few_stretches() -> None:
+    gpu = load_gpu("h200")
+    bundle = bundle_for(gpu)
+    ops = [Linear(8192, 8192, 8192 - 64 * (i % 3), count=500 + i) for i in range(300)]
+    timeline = analyse_graph(Graph.from_operators("long", ops), gpu, bundle)
+    kernel_s = np.full(len(timeline.calls), 1e-3)
+    (division,) = divide_run(timeline, kernel_s, np.asarray(kernel_s @ timeline.calls), REACTION_S)
+    assert 1 < len(division.stretches) <= MOST_STRETCHES
+    assert sum(part.timeline.calls.sum() for part in division.stretches) == timeline.calls.sum()
+
+
+def test_a_burst_is_not_divided() -> None:
+    p = wattcast.predict("qwen3-8b", "h200", duration="50ms", **GENERATE)
+    assert p.phases == ()
+    assert not p.capped
+
+
+def test_the_clock_curve_ends_at_the_prediction() -> None:
+    gpu = load_gpu("h200")
+    view = view_configuration("qwen3-8b", gpu, ModelOptions.from_names(**GENERATE))
+    p = view.prediction
+    assert p.phases
+    for name in ("latency_s", "power_w", "energy_j", "clock_hz"):
+        assert view.clocks[name][-1] == pytest.approx(getattr(p, name), rel=1e-9)
+
+
+def test_json_and_text_name_the_phases() -> None:
+    p = wattcast.predict("qwen3-32b", "h200", **GENERATE)
+    out = p.to_dict()
+    assert [phase["name"] for phase in out["phases"]] == ["prefill", "decode"]
+    uncapped = wattcast.predict("gpt2", "h200")
+    assert uncapped.to_dict()["phases"] == []
+    assert describe_cap(p) == "the power limit holds the clock down in prefill"
+    assert describe_cap(uncapped) == ""
