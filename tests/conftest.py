@@ -71,7 +71,7 @@ def share_shipped_rows(load: Callable[[str | Path], Any]) -> Callable[[str | Pat
 kernel_rows.load_kernel_rows = share_shipped_rows(kernel_rows.load_kernel_rows)
 kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
 REALTIME_FILES = {  # where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
-    "manage": ("test_manage_device",),
+    "manage": ("test_manage_device", "test_card_states"),
     "measure": (
         *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
         *("test_model", "test_run", "test_sampler", "test_stack"),

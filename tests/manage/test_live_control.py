@@ -19,7 +19,7 @@ from numpy.testing import assert_allclose
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused
 from wattcast.fit.calibration_rows import read_calibration_rows
 from wattcast.manage import live_control
-from wattcast.manage.card_notes import RefusedKnob
+from wattcast.manage.card_settings import RefusedKnob
 from wattcast.manage.live_control import (
     MPS_PIPE,
     MPS_SHARE,

@@ -15,16 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from standin_node import IMPATIENT, PATIENCE_S, UNTOUCHED, USUAL, Node, ask, request, wait_for
 
 from wattcast.core.errors import ExitCode
 from wattcast.manage import card_notes
-from wattcast.manage.card_notes import FORMAT, CardNote, CardSettings
+from wattcast.manage.card_settings import FORMAT, CardNote, CardSettings, KnobRecord, KnobState
 from wattcast.measure.device_control import NvmlReading
 
 READ = (
@@ -32,120 +32,6 @@ READ = (
     "card = NvmlCard(0, timeout_s=1.0); card.open(); r = card.read()\n"
     "print(card.name, card.uuid, r.core_hz, r.energy_j, math.isnan(r.work_per_s), card.clocks_hz()[0][-1])"
 )
-WORKS = (
-    "import os, sys, time\n"
-    "while not os.path.exists(sys.argv[1]):\n"
-    "    open(os.environ['WATTCAST_PROGRESS'], 'ab').write(b'.' * 20); time.sleep(0.05)\n"
-    "raise SystemExit(3)"
-)
-USUAL = "at -10 300 1980 0 45 60"
-UNTOUCHED = "0 0 0 0 700000"
-PATIENCE_S = 60.0  # for what takes five seconds on a quiet machine
-IMPATIENT = (  # does not wait ten seconds for a card that cannot be given back
-    "from wattcast.manage import daemon_client; daemon_client.await_restoration.__defaults__ = (1.0,)\n"
-    "from wattcast.cli.main import entry; entry()"
-)
-
-
-class Node:
-    """The stand-in card, and commands that meet it."""
-
-    def __init__(self, standin: Any, folder: Path) -> None:
-        self.standin, self.folder = standin, folder
-        self.uuid = standin.always[0].split()[1]
-        self.command = (sys.executable, "-m", "wattcast")
-        self.stop, self.socket = folder / "stop", folder / "socket"
-        source = str(Path(__file__).resolve().parents[2] / "src")
-        self.environment = {**os.environ, **standin.environment, "PYTHONPATH": source}
-        self.started: list[subprocess.Popen[str]] = []
-
-    def argv(self, *arguments: str) -> list[str]:
-        return [*self.command, "manage", *arguments]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command; its stderr goes to a file, so that nobody blocks on a full pipe."""
-        said = (self.folder / f"said{len(self.started)}").open("w")
-        process = subprocess.Popen(
-            self.argv(*arguments), env=self.environment, stderr=said, stdout=said, text=True, start_new_session=True
-        )
-        said.close()
-        self.started.append(process)
-        return process
-
-    def said(self, place: int = -1) -> str:
-        place = range(len(self.started))[place]
-        return (self.folder / f"said{place}").read_text()
-
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(*arguments), env=self.environment, capture_output=True, text=True, timeout=2 * PATIENCE_S
-        )
-
-    def call_doctor(self) -> str:
-        argv = [*self.command, "doctor"]
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=2 * PATIENCE_S)
-        return done.stdout
-
-    def serve(self, *more: str) -> subprocess.Popen[str]:
-        """Start a daemon and wait until it listens."""
-        process = self.start("daemon", "--socket", str(self.socket), *more)
-        wait_for(lambda: self.listens() or process.poll() is not None)
-        assert process.poll() is None, self.said()
-        return process
-
-    def listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as link:
-            return link.connect_ex(str(self.socket)) == 0
-
-    def control(self, *more: str, by_daemon: bool = True) -> subprocess.Popen[str]:
-        """Start a controller on a program that works until ``stop`` exists."""
-        where = ("--socket", str(self.socket)) if by_daemon else ()
-        arguments = ("--apply", "--period", "100ms", "--progress", str(self.folder / "progress"))
-        return self.start("run", *arguments, *where, *more, "--", sys.executable, "-c", WORKS, str(self.stop))
-
-    @property
-    def card(self) -> str:
-        path = self.folder / "card"
-        return path.read_text().strip() if path.exists() else UNTOUCHED
-
-    @property
-    def calls(self) -> list[str]:
-        path = self.folder / "calls.txt"
-        return path.read_text().splitlines() if path.exists() else []
-
-    @property
-    def is_set(self) -> bool:
-        return self.card != UNTOUCHED
-
-    @property
-    def notes(self) -> list[CardNote]:
-        return [note for note in card_notes.list_leftovers() if note.uuid == self.uuid]
-
-    def worker(self, daemon: subprocess.Popen[str]) -> int:
-        """Return the process that serves, a child of the daemon's first one."""
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(daemon.pid)], capture_output=True, text=True)
-        return int(listed.stdout.split()[0])
-
-    def end(self) -> None:
-        self.stop.touch()
-        for process in self.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE_S)
-
-
-@pytest.fixture
-def node(standin: Any, tmp_path: Path) -> Iterator[Node]:
-    made = Node(standin, tmp_path)
-    yield made
-    made.end()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 def test_readings_come_from_the_driver_and_what_it_lacks_is_nan(node: Node) -> None:
@@ -278,7 +164,7 @@ def test_an_administrators_lock_is_found_kept_to_and_given_back(node: Node) -> N
     (node.folder / "card").write_text("1200 1200 0 0 700000\n")
     process = node.control(by_daemon=False)
     wait_for(lambda: any(line.startswith("SetGpu") and "1200" not in line for line in node.calls))
-    assert node.notes[0].before == CardSettings((1200e6, 1200e6), None, 700.0)
+    assert node.notes[0].before == CardSettings((1200e6, 1200e6), None, None)
     node.stop.touch()
     assert process.wait(PATIENCE_S) == 3, node.said()
     assert node.card.startswith("1200 1200")
@@ -348,22 +234,6 @@ def test_readings_that_end_give_the_card_back(node: Node, fault: tuple[str, ...]
 # -- the daemon ------------------------------------------------------------------------------------------
 
 
-def ask(node: Node, *messages: bytes) -> list[dict[str, Any]]:
-    """Send raw lines over one connection and return the answers; the connection is closed."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(PATIENCE_S)
-        link.connect(str(node.socket))
-        stream, found = link.makefile("rb"), []
-        for message in messages:
-            link.sendall(message + b"\n")
-            found.append(json.loads(stream.readline()))
-        return found
-
-
-def request(op: str, **fields: Any) -> bytes:
-    return json.dumps({"op": op, **fields}).encode()
-
-
 def test_one_daemon_has_a_card_wherever_its_socket_is(node: Node) -> None:
     """Another --state folder allowed two controllers on one card."""
     node.serve()
@@ -421,7 +291,7 @@ def test_status_names_who_holds_a_card_and_restore_takes_it(node: Node) -> None:
     assert told.returncode == 0, told.stderr
     (card,) = json.loads(told.stdout)["cards"]
     assert str(process.pid) in card["holder"]
-    assert card["before"]["limit_w"] == 700.0
+    assert set(card["knobs"]) == {"core"}
     done = node.call("restore", "--socket", str(node.socket))
     assert done.returncode == 0, done.stderr
     assert not node.is_set
@@ -499,30 +369,12 @@ def test_a_full_disk_refuses_the_setting_and_leaves_no_note(node: Node, monkeypa
     def full(path: Path, data: bytes) -> None:
         raise BadInput("cannot be written (No space left on device).")
 
-    note = CardNote(FORMAT, node.uuid, "card", "me", "now", CardSettings(), CardSettings(), ("core",))
+    record = KnobRecord("core", None, (1.2e9, 1.2e9), KnobState.ASKED)
+    note = CardNote(FORMAT, node.uuid, "card", "me", "now", (record,))
     monkeypatch.setattr(card_notes, "write_whole", full)
     with pytest.raises(Refused, match="No space left"):
         card_notes.save_note(note)
     assert node.notes == []
-
-
-@pytest.mark.parametrize("kind", ["text", "link", "other card", "other user"])
-def test_a_suspicious_note_is_set_aside_and_blocks_nothing(node: Node, kind: str) -> None:
-    path = card_notes.note_path(node.uuid)
-    card_notes.prepare_folder()
-    if kind == "link":
-        (node.folder / "elsewhere").write_text("{}")
-        path.symlink_to(node.folder / "elsewhere")
-    else:
-        note = CardNote(FORMAT, "GPU-x", "card", "me", "now", CardSettings(), CardSettings(), ("core",))
-        path.write_text("{" if kind == "text" else json.dumps({**vars(note), "before": {}, "now": {}}))
-    if kind == "other user":
-        os.chown(path, 12345, 12345)
-    node.serve()
-    assert "set aside" in node.said()
-    assert not path.exists()
-    assert list(path.parent.glob(f"{node.uuid}.suspicious-*"))
-    assert ask(node, request("claim", gpu=node.uuid))[0]["ok"]
 
 
 def test_watching_sets_nothing_and_uses_the_bundle(node: Node) -> None:

@@ -6,10 +6,13 @@
  *   tick_ms N                   the energy counter and the power fields step this often (default 100)
  *   start_mj N                  value of the counter at the epoch
  *   wrap_mj N                   the counter wraps here
- *   error NAME CODE FROM TO     function NAME (energy, clock, fields, temperature, throttle, set, reset, memory_set,
- *                               limit_set) answers CODE then; setters also answer the code of "set"
- *   lost S                      the GPU is lost from then on
- *   hang S SECONDS              every call sleeps this long from then on
+ *   error NAME CODE FROM TO [DEVICE]   function NAME (energy, clock, fields, temperature, throttle, number, set,
+ *                               reset, core_set, memory_set, limit_set) answers CODE then; setters also answer the
+ *                               code of "set"; without DEVICE on all devices, as below
+ *   lie NAME FROM TO [DEVICE]   setter NAME (set, reset, core_set, memory_set, limit_set) answers OK then and applies
+ *                               nothing
+ *   lost S [DEVICE]             the GPU is lost from then on
+ *   hang S SECONDS [DEVICE]     every call sleeps this long from then on
  *   devices N                   how many there are (default 1)
  *   calls PATH                  setters append their arguments here
  *   uuid NAME                   of device 0; others get -1, -2 ... (default GPU-standin)
@@ -31,16 +34,16 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
-enum { MOST = 512 };
+enum { MOST = 512, LIE = -1, LOST = -2, HANG = -3 }; /* kinds of faults that are no code of the driver */
 
 typedef struct { double at, power_w, clock_mhz, throttle, temperature_c, memory_w; } State;
-typedef struct { char name[24]; int code; double from, to; } Fault;
+typedef struct { char name[24]; int code; double from, to; int device; } Fault; /* device -1: all of them */
 typedef struct { uint32_t field, scope; int64_t timestamp, latency; uint32_t type, result; uint64_t value; } Field;
 
 static State states[MOST];
 static Fault faults[MOST];
 static int state_count, fault_count, device_count = 1;
-static double epoch_s, tick_s = 0.1, start_mj, wrap_mj, lost_s = INFINITY, hang_s = INFINITY, hang_for_s;
+static double epoch_s, tick_s = 0.1, start_mj, wrap_mj;
 static char calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
 static unsigned memory_mhz, tells_utilisation;
 static struct timespec seen;
@@ -54,6 +57,18 @@ static double monotonic_s(void)
     return now.tv_sec + 1e-9 * now.tv_nsec;
 }
 
+static int read_fault(const char *line, Fault *f)
+{
+    *f = (Fault){"", 0, 0, INFINITY, -1};
+    if (sscanf(line, "error %23s %d %lf %lf %d", f->name, &f->code, &f->from, &f->to, &f->device) >= 4) return 1;
+    if (sscanf(line, "lie %23s %lf %lf %d", f->name, &f->from, &f->to, &f->device) >= 3) { f->code = LIE; return 1; }
+    if (sscanf(line, "lost %lf %d", &f->from, &f->device) >= 1) { f->code = LOST; return 1; }
+    double seconds;
+    if (sscanf(line, "hang %lf %lf %d", &f->from, &seconds, &f->device) < 2) return 0;
+    f->code = HANG, f->to = seconds; /* of a hang that has no end, the length of a call */
+    return 1;
+}
+
 static void read_line(const char *line)
 {
     State s = {0, 0, 0, 0, 40, 40};
@@ -61,14 +76,11 @@ static void read_line(const char *line)
     if (sscanf(line, "at %lf %lf %lf %lf %lf %lf", &s.at, &s.power_w, &s.clock_mhz, &s.throttle, &s.temperature_c,
                &s.memory_w) >= 3 && state_count < MOST)
         states[state_count++] = s;
-    if (sscanf(line, "error %23s %d %lf %lf", f.name, &f.code, &f.from, &f.to) == 4 && fault_count < MOST)
-        faults[fault_count++] = f;
+    if (fault_count < MOST && read_fault(line, &f)) faults[fault_count++] = f;
     sscanf(line, "epoch %lf", &epoch_s);
     if (sscanf(line, "tick_ms %lf", &tick_s) == 1) tick_s *= 1e-3;
     sscanf(line, "start_mj %lf", &start_mj);
     sscanf(line, "wrap_mj %lf", &wrap_mj);
-    sscanf(line, "lost %lf", &lost_s);
-    sscanf(line, "hang %lf %lf", &hang_s, &hang_for_s);
     sscanf(line, "devices %d", &device_count);
     sscanf(line, "calls %511s", calls_path);
     sscanf(line, "card %479s", card_path);
@@ -90,22 +102,39 @@ static void reload(void)
     char line[600];
     seen = info.st_mtim;
     state_count = fault_count = 0;
-    lost_s = hang_s = INFINITY;
     while (fgets(line, sizeof line, stream) != NULL) read_line(line);
     fclose(stream);
 }
 
 static double now_s(void) { return monotonic_s() - epoch_s; }
 
-static int enter(const char *name)
+static int is_on(const Fault *f, void *d) { return f->device < 0 || (uintptr_t)f->device + 1 == (uintptr_t)d; }
+
+static int enter(void *d, const char *name)
 {
     reload();
     double at = now_s();
-    if (at >= hang_s) usleep((useconds_t)(1e6 * hang_for_s));
-    if (at >= lost_s) return GPU_IS_LOST;
-    for (int i = 0; i < fault_count; i++)
-        if (strcmp(faults[i].name, name) == 0 && at >= faults[i].from && at < faults[i].to) return faults[i].code;
+    for (int i = 0; i < fault_count; i++) {
+        Fault f = faults[i];
+        if (f.code == HANG && is_on(&f, d) && at >= f.from) usleep((useconds_t)(1e6 * f.to));
+    }
+    for (int i = 0; i < fault_count; i++) {
+        Fault f = faults[i];
+        if (!is_on(&f, d) || at < f.from) continue;
+        if (f.code == LOST) return GPU_IS_LOST;
+        if (f.code >= 0 && strcmp(f.name, name) == 0 && at < f.to) return f.code;
+    }
     return OK;
+}
+
+static int lies(void *d, const char *name)
+{
+    double at = now_s();
+    for (int i = 0; i < fault_count; i++) {
+        Fault f = faults[i];
+        if (f.code == LIE && is_on(&f, d) && strcmp(f.name, name) == 0 && at >= f.from && at < f.to) return 1;
+    }
+    return 0;
 }
 
 static const State *state_at(double at)
@@ -197,21 +226,21 @@ static int write_card(void *d, Card c)
     return rename(fresh, card_file(d, "")) == 0 ? OK : NOT_FOUND;
 }
 
-static int number(unsigned *out, unsigned value) { *out = value; return enter("number"); }
-int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *mw) { reload(); return number(mw, read_card(d).limit_mw); }
-int nvmlDeviceGetPowerManagementLimit(void *d, unsigned *mw) { reload(); return number(mw, read_card(d).limit_mw); }
-int nvmlDeviceGetPowerManagementDefaultLimit(void *d, unsigned *mw) { (void)d; return number(mw, 700000); }
+static int number(void *d, unsigned *out, unsigned value) { *out = value; return enter(d, "number"); }
+int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *mw) { reload(); return number(d, mw, read_card(d).limit_mw); }
+int nvmlDeviceGetPowerManagementLimit(void *d, unsigned *mw) { reload(); return number(d, mw, read_card(d).limit_mw); }
+int nvmlDeviceGetPowerManagementDefaultLimit(void *d, unsigned *mw) { (void)d; return number(d, mw, 700000); }
 int nvmlDeviceGetPowerManagementLimitConstraints(void *d, unsigned *low, unsigned *high)
 {
     (void)d;
     *low = 200000, *high = 700000;
-    return enter("number");
+    return enter(d, "number");
 }
-int nvmlDeviceGetMaxClockInfo(void *d, int type, unsigned *mhz) { (void)d; return number(mhz, type == 2 ? 3201 : 1980); }
+int nvmlDeviceGetMaxClockInfo(void *d, int type, unsigned *mhz) { (void)d; return number(d, mhz, type == 2 ? 3201 : 1980); }
 
 int nvmlDeviceGetClockInfo(void *d, int type, unsigned *mhz)
 {
-    int code = enter("clock");
+    int code = enter(d, "clock");
     Card c = read_card(d);
     unsigned natural = type == 2 ? 3201 : (unsigned)state_at(now_s())->clock_mhz;
     unsigned low = type == 2 ? c.memory_low : c.low, high = type == 2 ? c.memory_high : c.high;
@@ -227,21 +256,21 @@ int nvmlDeviceGetSupportedMemoryClocks(void *d, unsigned *count, unsigned *mhz)
     *count = 2;
     if (room < 2 || mhz == NULL) return INSUFFICIENT_SIZE;
     mhz[0] = 3201, mhz[1] = memory_mhz;
-    return enter("number");
+    return enter(d, "number");
 }
 
 int nvmlDeviceGetUtilizationRates(void *d, unsigned rates[2])
 {
     (void)d;
     rates[0] = rates[1] = tells_utilisation;
-    int code = enter("utilisation");
+    int code = enter(d, "utilisation");
     return code == OK && !tells_utilisation ? NOT_SUPPORTED : code;
 }
 
 int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *mj)
 {
     (void)d;
-    int code = enter("energy");
+    int code = enter(d, "energy");
     double value = start_mj + 1e3 * joules_until(stepped_s());
     if (wrap_mj > 0) value = fmod(value, wrap_mj);
     *mj = (unsigned long long)value;
@@ -251,7 +280,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *mj)
 int nvmlDeviceGetPowerUsage(void *d, unsigned *mw)
 {
     (void)d;
-    int code = enter("power");
+    int code = enter(d, "power");
     *mw = (unsigned)(1e3 * mean_w(1.0));
     return code;
 }
@@ -259,7 +288,7 @@ int nvmlDeviceGetPowerUsage(void *d, unsigned *mw)
 int nvmlDeviceGetFieldValues(void *d, int count, Field *values)
 {
     (void)d;
-    int code = enter("fields");
+    int code = enter(d, "fields");
     for (int i = 0; i < count; i++) {
         double watts = values[i].field == 185 ? mean_w(1.0) : mean_w(tick_s);
         if (values[i].scope == 2) watts = state_at(stepped_s())->memory_w;
@@ -273,7 +302,7 @@ int nvmlDeviceGetFieldValues(void *d, int count, Field *values)
 int nvmlDeviceGetTemperature(void *d, int sensor, unsigned *c)
 {
     (void)d, (void)sensor;
-    int code = enter("temperature");
+    int code = enter(d, "temperature");
     *c = (unsigned)state_at(now_s())->temperature_c;
     return code;
 }
@@ -281,7 +310,7 @@ int nvmlDeviceGetTemperature(void *d, int sensor, unsigned *c)
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits)
 {
     (void)d;
-    int code = enter("throttle");
+    int code = enter(d, "throttle");
     *bits = (unsigned long long)state_at(now_s())->throttle;
     return code;
 }
@@ -292,8 +321,9 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *bits)
 
 static int record(void *d, const char *kind, Card to, const char *name, unsigned a, unsigned b)
 {
-    int code = enter("set");
-    if (code == OK) code = enter(kind);
+    int code = enter(d, "set");
+    if (code == OK) code = enter(d, kind);
+    if (code == OK && (lies(d, "set") || lies(d, kind))) return OK;
     if (code == OK) code = write_card(d, to);
     if (code != OK || calls_path[0] == 0) return code;
     FILE *stream = fopen(calls_path, "a");
@@ -350,13 +380,14 @@ typedef struct { unsigned version, count; void *first, *second; Metric metrics[]
 int nvmlGpmQueryDeviceSupport(void *d, unsigned *support) { (void)d; reload(); support[1] = tells_gpm; return OK; }
 int nvmlGpmSampleAlloc(void **sample) { *sample = malloc(1); return OK; }
 int nvmlGpmSampleFree(void *sample) { free(sample); return OK; }
-int nvmlGpmSampleGet(void *d, void *sample) { (void)d; (void)sample; return enter("gpm"); }
+int nvmlGpmSampleGet(void *d, void *sample) { (void)sample; return enter(d, "gpm"); }
 int nvmlGpmMetricsGet(Metrics *asked)
 {
+    void *d = (void *)(uintptr_t)1;
     for (unsigned i = 0; i < asked->count; i++) {
         Metric *m = &asked->metrics[i];
         m->result = OK;
         m->value = m->id == 2 ? gpm[0] : m->id == 10 ? gpm[1] : m->id == 5 ? gpm[2] : m->id == 12 ? gpm[3] : 0.0;
     }
-    return enter("gpm");
+    return enter(d, "gpm");
 }

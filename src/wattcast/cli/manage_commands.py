@@ -258,11 +258,16 @@ def status(socket: Path | None = None) -> CommandOutput:
 
 
 @command("manage restore")
-def restore(env: Environment, gpu: str | None = None, socket: Path | None = None) -> None:
+def restore(
+    env: Environment,
+    gpu: str | None = None,
+    defaults: bool = False,
+    socket: Path | None = None,
+) -> None:
     """Give cards back what they had, through the daemon, or as root without one. Whoever holds them loses them."""
     from wattcast.manage.daemon_client import restore_cards
 
-    restore_cards(gpu, socket, env.say)
+    restore_cards(gpu, socket, env.say, defaults)
 
 
 @command("manage rehearse")

@@ -33,13 +33,14 @@ from wattcast.core.regular_files import open_regular
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.manage import plants
-from wattcast.manage.card_notes import BUSY, RefusedKnob
+from wattcast.manage.card_settings import RefusedKnob
 from wattcast.manage.daemon_client import DaemonCard
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.savings import MeasuredSavings, ReferencePairs
 from wattcast.manage.search_problem import Objective
 from wattcast.manage.serving_control import READING_INTERVAL_S, EngineReading, LatencyKeeper
+from wattcast.measure.device_control import BUSY
 from wattcast.measure.measured_run import PassedSignals
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"

@@ -24,7 +24,10 @@ from wattcast.measure.energy_sources import decode_text
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # a driver that does not answer for this long is as good as gone
+MOST_LATE_CALLS = 32  # calls that hang, after which a driver is not asked again
 SM_CLOCK, MEMORY_CLOCK = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+IDLE_BIT = 0x1  # event reason: the card has nothing to do
+BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
 LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80  # event reasons: power cap, slowdown, sync boost, heat, brake
 # Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy in paper 004
 GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
@@ -61,6 +64,16 @@ class NvmlReading:
         return "compute" if self.work_per_s >= COMPUTE_PHASE * self.core_hz else "latency"
 
 
+@dataclass(frozen=True)
+class ClockReading:
+    """What the clocks say now, and whether they say what the card is allowed; None where it does not tell."""
+
+    core_hz: float
+    memory_hz: float
+    is_working: bool | None
+    is_limited: bool | None  # power, heat or another card holds the core clock down
+
+
 class NvmlCard:
     """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
 
@@ -75,14 +88,21 @@ class NvmlCard:
     def open(self) -> None:
         """Connect to the driver; raises ``MissingTool`` when there is nothing to connect to."""
         pynvml = import_extra("pynvml", "nvidia-ml-py is not installed", "measure")
-        self._nvml, self._caller = pynvml, _Caller(self._timeout_s)
+        self._nvml = pynvml
+        self._caller = _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
         self.name = decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
         self.uuid = decode_text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
         self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
 
+    @property
+    def has_call_under_way(self) -> bool:
+        """Tell whether a call that was given up after its deadline may still reach the card."""
+        return self._caller is not None and self._caller.has_call_under_way
+
     def close(self) -> None:
+        """Disconnect from the driver."""
         if self._nvml is not None:
             with contextlib.suppress(MissingTool, Refused, self._nvml.NVMLError):
                 self._call(self._nvml.nvmlShutdown)
@@ -107,10 +127,34 @@ class NvmlCard:
         ends = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle)
         return None if now is None or ends is None else (now / 1e3, ends[0] / 1e3, ends[1] / 1e3)
 
-    def is_limited(self) -> bool | None:
-        """Tell whether power, heat or another card holds the clock down; None where the card does not tell."""
-        bits = self._optional(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
-        return None if bits is None else bool(bits & LIMITED_BITS)
+    def limit_w(self) -> float | None:
+        """Return the power limit that is set; None where it is not told."""
+        limit_mw = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimit, self._handle)
+        return None if limit_mw is None else limit_mw / 1e3
+
+    def default_limit_w(self) -> float | None:
+        """Return the power limit that the board comes with; None where it is not told."""
+        read_default = self._nvml.nvmlDeviceGetPowerManagementDefaultLimit
+        limit_mw = self._optional(read_default, self._handle)
+        return None if limit_mw is None else limit_mw / 1e3
+
+    def read_clocks(self) -> ClockReading:
+        """Return both clocks, and whether the card works and whether anything holds it down."""
+        nvml = self._nvml
+        core_mhz = self._optional(nvml.nvmlDeviceGetClockInfo, self._handle, SM_CLOCK)
+        memory_mhz = self._optional(nvml.nvmlDeviceGetClockInfo, self._handle, MEMORY_CLOCK)
+        rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, self._handle)
+        bits = self._optional(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+
+        is_working = None if bits is None else not bits & IDLE_BIT
+        if rates is not None:
+            is_working = rates.gpu / 100.0 >= BUSY
+        return ClockReading(
+            core_hz=math.nan if core_mhz is None else core_mhz * 1e6,
+            memory_hz=math.nan if memory_mhz is None else memory_mhz * 1e6,
+            is_working=is_working,
+            is_limited=None if bits is None else bool(bits & LIMITED_BITS),
+        )
 
     def read(self) -> NvmlReading:
         """Return all readings now; raise ``MissingTool`` when the card is lost."""
@@ -134,10 +178,11 @@ class NvmlCard:
 
         None gives a clock back to the driver. ``Refused`` when the driver will not.
         """
-        nvml, name = self._nvml, {"core": "Gpu", "memory": "Memory"}.get(knob)
+        nvml = self._nvml
+        name = {"core": "Gpu", "memory": "Memory"}.get(knob)
         if name is None:
-            limit = nvml.nvmlDeviceSetPowerManagementLimit
-            self._set(limit, f"set the power limit to {value:.0f} W", round(1e3 * value))
+            set_limit = nvml.nvmlDeviceSetPowerManagementLimit
+            self._set(set_limit, f"set the power limit to {value:.0f} W", round(1e3 * value))
         elif value is None:
             self._set(getattr(nvml, f"nvmlDeviceReset{name}LockedClocks"), f"reset the {knob} clock")
         else:
@@ -186,29 +231,47 @@ def count_cards() -> int:
         return 0
 
 
+_late_answers: list[Future[Any]] = []  # of calls of this process that passed their deadline
+
+
+def _check_late_calls() -> None:
+    """Raise ``MissingTool`` while many calls hang: each holds a thread, and one more would hang too."""
+    _late_answers[:] = [answer for answer in _late_answers if not answer.done()]
+    if len(_late_answers) >= MOST_LATE_CALLS:
+        raise MissingTool(f"the driver hangs: {len(_late_answers)} calls have not returned.")
+
+
 class _Caller:
     """Runs calls one after another on a thread of its own, each with a deadline."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._asked: Queue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = Queue()
-        self._hung = False
+        self._requests: Queue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = Queue()
+        self._late_answer: Future[Any] | None = None  # of the call that passed its deadline
+        _check_late_calls()
         threading.Thread(target=self._serve, daemon=True, name="nvml").start()
 
+    @property
+    def has_call_under_way(self) -> bool:
+        """Tell whether the call that passed its deadline has not returned yet."""
+        return self._late_answer is not None and not self._late_answer.done()
+
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        if self._hung:
+        if self._late_answer is not None:
             raise MissingTool("the driver no longer answers.")
         answer: Future[T] = Future()
-        self._asked.put((answer, function, arguments))
+        self._requests.put((answer, function, arguments))
         try:
             return answer.result(self._timeout_s)
         except TimeoutError:
-            self._hung = True
-            raise MissingTool(f"the driver has not answered for {self._timeout_s:g} s.") from None
+            self._late_answer = answer
+            _late_answers.append(answer)
+            why = f"the driver has not answered for {self._timeout_s:g} s."
+            raise MissingTool(why) from None
 
     def _serve(self) -> None:
-        while True:
-            answer, function, arguments = self._asked.get()
+        while self._late_answer is None:
+            answer, function, arguments = self._requests.get()
             try:
                 answer.set_result(function(*arguments))
             except Exception as error:
